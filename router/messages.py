@@ -1,0 +1,167 @@
+"""The nouns that cross the rooms: what a job is, what an answer is made of.
+
+Nothing here knows HTTP. ``messages`` and ``extras`` of a job are opaque JSON
+values that the core carries and never reads (O8).
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from router.ids import AssignmentId, Index
+
+
+@attrs.frozen
+class GenerationParams:
+    """What the client asked of the sampler; None is the engine's default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@attrs.frozen
+class Job:
+    """A request with the wire taken off.
+
+    Each attempt builds its body anew from the same job (A3), so a job is
+    never changed.
+    """
+
+    model: str
+    """The name the client sent: what the reply is signed with (O3)."""
+    target: str
+    """The name in our table, aliases resolved: what a worker is asked for."""
+    messages: tuple[Any, ...]
+    """Chat messages as JSON values, opaque to the core."""
+    params: GenerationParams = GenerationParams()
+    extras: Mapping[str, Any] = attrs.field(factory=dict)
+    """Fields that pass through to the engine untouched (O1)."""
+    ignored: tuple[str, ...] = ()
+    """Names of fields that were dropped, for the counter (O1)."""
+
+
+class Kind(Enum):
+    """What a delta is a piece of."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+    TOOL_CALL = "tool_call"
+    REFUSAL = "refusal"
+
+
+@attrs.frozen
+class ToolPart:
+    """Which tool call a fragment belongs to.
+
+    ``index`` is the engine's own number; ``id`` and ``name`` come with the
+    first fragment of a call and are None after it.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+
+
+@attrs.define(eq=False)
+class Delta:
+    """One piece of visible output, stamped where its bytes were read (F9).
+
+    Not frozen: one is made per token, and a frozen class costs three times
+    as much to make. Nobody changes one all the same.
+    """
+
+    assignment: AssignmentId
+    index: Index
+    kind: Kind
+    text: str
+    """Text, reasoning, or a fragment of tool arguments. May be "" only for a
+    tool call's first fragment."""
+    tool: ToolPart | None = None
+    logprobs: bytes | None = None
+    """The choice's ``logprobs`` as raw JSON, passed through (O1)."""
+
+
+class FinishReason(Enum):
+    """Why an answer that is whole ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
+
+
+@attrs.frozen
+class Usage:
+    """Tokens, as the engine counted them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    """Part of ``prompt_tokens`` that came from a cache; None: not said."""
+    reasoning_tokens: int | None = None
+    """Part of ``completion_tokens`` spent on reasoning; None: not said."""
+
+
+@attrs.frozen
+class Finished:
+    """The explicit end of a whole answer (F7)."""
+
+    assignment: AssignmentId
+    reason: FinishReason
+    usage: Usage | None = None
+    stop_sequence: str | None = None
+    """The client's stop string that matched, where the engine says so."""
+
+
+@attrs.frozen
+class SlotView:
+    """What an engine says of its slots at one moment, foreign work included."""
+
+    total: int | None
+    """None where the engine does not say."""
+    processing: int
+    """Slots at work now."""
+
+
+@attrs.frozen
+class Discovery:
+    """What a worker said of itself when it was found ready (L9)."""
+
+    models: tuple[str, ...] = ()
+    """Model names it answers to, its own id first."""
+    slots: int | None = None
+    """Its own parallelism; None where it does not say."""
+    context: int | None = None
+    """Tokens of context per slot; None where it does not say."""
+    engine: str = "generic"
+    version: str | None = None
+    started_at: float | None = None
+    """Process start, unix seconds: a change is a restart."""
+
+
+class ProbeResult(Enum):
+    """The outcome of one readiness probe (L2)."""
+
+    ANSWERED = "answered"
+    LOADING = "loading"
+    #: Nothing listens there, or the connection was reset: hard evidence.
+    REFUSED = "refused"
+    #: No answer in time, or a useless one: soft evidence (L3).
+    SILENT = "silent"
+    UNAUTHORIZED = "unauthorized"
+
+
+@attrs.frozen
+class Probe:
+    """What one readiness probe found."""
+
+    result: ProbeResult
+    detail: str = ""
+    """For people: why, without addresses or keys."""
+    discovery: Discovery | None = None
+    """Set when ANSWERED."""

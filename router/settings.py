@@ -1,0 +1,106 @@
+"""All that an operator can set, with the defaults of D2.
+
+Plain values: ``router.config`` reads them from TOML and checks them. Every
+key carries its unit; the machines get seconds by dividing once, when built.
+"""
+
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen
+class ServerSettings:
+    """``[server]``: the client edge."""
+
+    listen: tuple[str, ...] = ("127.0.0.1:8080",)
+    """``host:port``, ``[v6]:port`` or ``unix:/path``."""
+    prefixes: tuple[str, ...] = ("", "/llm")
+    body_max_bytes: int = 32 * 1024 * 1024
+    bodies_max_bytes: int = 1024 * 1024 * 1024
+    connections_max: int = 4096
+    client_stall_ms: int = 120_000
+    drain_ms: int = 30_000
+    lame_duck_ms: int = 0
+    api_keys_file: str | None = None
+    state_dir: str | None = None
+
+
+@attrs.frozen
+class AdminSettings:
+    """``[admin]``: metrics, status and commands."""
+
+    listen: str | None = None
+    """None: a unix socket in ``state_dir``."""
+
+
+@attrs.frozen
+class RouterSettings:
+    """``[router]``: admission and failover."""
+
+    attempts: int = 3
+    queue_limit: int = 256
+    queue_ms: int = 0
+    """0: no limit."""
+    commit_after_ms: int = 15_000
+    keepalive_ms: int = 10_000
+    suspect_after: int = 3
+
+
+@attrs.frozen
+class WaitSettings:
+    """``[waits]``: how long silence may last, by its kind (W)."""
+
+    connect_ms: int = 3_000
+    poll_ms: int = 500
+    busy_wait_ms: int = 600_000
+    load_wait_ms: int = 300_000
+    idle_grace_ms: int = 10_000
+    liveness_ms: int = 60_000
+    first_delta_ms: int = 0
+    """0: off."""
+    usage_wait_ms: int = 1_000
+    ghost_ms: int = 60_000
+
+
+@attrs.frozen
+class WorkerSettings:
+    """``[[worker]]``: one engine reached by URL."""
+
+    name: str
+    url: str
+    """``http://`` or ``https://``, with or without ``/v1``."""
+    slots: int | None = None
+    """None: what the engine says, else 4 (S5)."""
+    engine: str = "auto"
+    """auto, llama-server, vllm, sglang or generic."""
+    models: tuple[str, ...] = ()
+    """Names this worker serves; empty: what it says itself."""
+    health_url: str | None = None
+    settle_ms: int | None = None
+    """None: the engine's own (S3)."""
+    api_key_env: str | None = None
+    """Environment variable that holds this worker's key."""
+
+
+@attrs.frozen
+class ModelSettings:
+    """``[models.NAME]``: what else a model is called."""
+
+    aliases: tuple[str, ...] = ()
+    """``*`` catches any name that is in no table (O6)."""
+    fallback: str | None = None
+    """Model to use while no worker of this one is ready."""
+
+
+@attrs.frozen
+class Settings:
+    """One whole, checked configuration."""
+
+    server: ServerSettings = ServerSettings()
+    admin: AdminSettings = AdminSettings()
+    router: RouterSettings = RouterSettings()
+    waits: WaitSettings = WaitSettings()
+    workers: tuple[WorkerSettings, ...] = ()
+    """TOML: ``[[worker]]``."""
+    models: Mapping[str, ModelSettings] = attrs.field(factory=dict)
