@@ -1,0 +1,1 @@
+"""Doubles and players that tests share. Each is tested here too."""
