@@ -1,0 +1,142 @@
+"""Silence before the first byte: what it means and how long it may last.
+
+`classify` says what one probe shows (W2, W8); `Wait` adds up the time in one
+state without a break and ends it at that state's budget (W3, W4). Both are
+pure functions of what they are given: the grid of polls and the probes
+themselves are the caller's (W9).
+"""
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+import attrs
+
+from router.errors import Fault, FaultKind, LocalError
+from router.messages import SlotView
+
+
+class WaitState(Enum):
+    """What the silence of a worker means."""
+
+    #: It works, for us or for others; our turn comes.
+    BUSY = "busy"
+    #: It could answer and does not.
+    IDLE = "idle"
+    #: It answers nothing: loading, restarting, gone.
+    UNAVAILABLE = "unavailable"
+
+
+#: What it is to stay in a state beyond its budget (W4).
+TIMEOUTS: Final[Mapping[WaitState, tuple[FaultKind, str]]] = {
+    WaitState.BUSY: (FaultKind.WAIT_TIMEOUT, "the worker stayed busy"),
+    WaitState.IDLE: (FaultKind.STALLED, "the worker had room and did not answer"),
+    WaitState.UNAVAILABLE: (FaultKind.LOAD_TIMEOUT, "the worker was not available"),
+}
+
+
+def classify(
+    partial_head: bool,
+    probe: SlotView | None,
+    alive: bool | None,
+    ours: int,
+    slots: int | None,
+) -> WaitState:
+    """Tell what one tick of silence is (W2, W8).
+
+    Args:
+        partial_head: part of a head has come, so no probe is needed.
+        probe: what the engine said of its slots; None: it did not answer.
+        alive: for an engine without a slot probe, whether it answered at all;
+            None: the slot probe decides.
+        ours: our assignments on that worker, this one among them.
+        slots: its number of slots, where *probe* does not say it.
+    """
+    if partial_head:
+        return WaitState.IDLE
+    if alive is not None:
+        # A long prefill can't be told from a hang here, so never idle (W8).
+        return WaitState.BUSY if alive else WaitState.UNAVAILABLE
+    if probe is None:
+        return WaitState.UNAVAILABLE
+    total = slots if probe.total is None else probe.total
+    if total is not None and probe.processing >= total:
+        return WaitState.BUSY
+    # One of those at work may be ours, in prefill, on builds whose head comes
+    # with the first token.
+    return WaitState.BUSY if probe.processing >= ours else WaitState.IDLE
+
+
+@attrs.frozen
+class Budgets:
+    """Seconds that each state may last without a break, and between polls."""
+
+    poll: float
+    busy: float
+    idle: float
+    unavailable: float
+
+    def polls(self, state: WaitState) -> int:
+        """Give the polls in a row, at least 1, that use up *state*'s budget."""
+        seconds = {
+            WaitState.BUSY: self.busy,
+            WaitState.IDLE: self.idle,
+            WaitState.UNAVAILABLE: self.unavailable,
+        }[state]
+        # Just under the quotient: 2.1 s at 0.7 s a poll is 3 polls, not 4.
+        return max(1, math.ceil(seconds / self.poll - 1e-9))
+
+
+@attrs.frozen
+class Stretch:
+    """One state and the polls in a row that have shown it."""
+
+    state: WaitState
+    polls: int
+
+
+def advance(previous: Stretch | None, seen: WaitState) -> Stretch:
+    """Add one poll: the same state grows, another begins at one (W3)."""
+    if previous is None or previous.state is not seen:
+        return Stretch(seen, 1)
+    return Stretch(seen, previous.polls + 1)
+
+
+class Wait:
+    """The silence of one attempt, from the sent request to the first byte."""
+
+    __slots__ = ("_budgets", "_limits", "stretch")
+
+    def __init__(self, budgets: Budgets) -> None:
+        """Begin with no poll made.
+
+        Raises:
+            LocalError: the time between polls is not positive.
+        """
+        if budgets.poll <= 0:
+            raise LocalError(f"a poll every {budgets.poll} s is no grid")
+        self._budgets = budgets
+        self._limits = {state: budgets.polls(state) for state in WaitState}
+        self.stretch: Stretch | None = None
+
+    @property
+    def state(self) -> WaitState | None:
+        """What the last poll showed; None before the first."""
+        return None if self.stretch is None else self.stretch.state
+
+    @property
+    def lasted(self) -> float:
+        """Seconds in the present state without a break (W3)."""
+        return 0.0 if self.stretch is None else self.stretch.polls * self._budgets.poll
+
+    def poll(self, seen: WaitState) -> WaitState | Fault:
+        """Take what one tick showed: the state, or the fault it has become.
+
+        A fault stays one for as long as the state repeats.
+        """
+        self.stretch = advance(self.stretch, seen)
+        if self.stretch.polls < self._limits[seen]:
+            return seen
+        kind, what = TIMEOUTS[seen]
+        return Fault(kind, f"{what} for {self.lasted:g} s")
