@@ -1,0 +1,175 @@
+"""The workers together: who serves which model, and who is trusted how far.
+
+Rule 1: a worker's record changes only here and in its ``Member``. Rule 2: no
+HTTP, no Trio, no clock of its own. Rules S5-S7, L2-L4, L9, A4 of the contract.
+"""
+
+import random
+from typing import Final
+
+from router.crew.member import Member
+from router.errors import Fault, FaultKind, LocalError
+from router.ids import WorkerId
+from router.lifecycle import SERVING, Event, Lifecycle, State
+from router.messages import Discovery
+
+#: Longest rest that a worker's Retry-After can ask for, in seconds (A8).
+REST_MAX_S: Final = 60.0
+#: Longest pause between two trials of a suspect worker, in seconds.
+TRIAL_MAX_S: Final = 30.0
+#: Two process starts closer than this are one: engines round (L9).
+SAME_START_S: Final = 1.0
+
+
+class Crew:
+    """All workers of a fleet."""
+
+    def __init__(self, suspect_after: int, rng: random.Random) -> None:
+        """*suspect_after*: faults in a row (S6). *rng* spreads rests."""
+        self._suspect_after = suspect_after
+        self._rng = rng
+        self.members: dict[WorkerId, Member] = {}
+        #: Model to the workers that name it, in the order they were added.
+        self.serving: dict[str, list[Member]] = {}
+
+    def add(
+        self,
+        worker: WorkerId,
+        now: float,
+        *,
+        slots: int | None,
+        models: tuple[str, ...],
+        settle_s: float,
+    ) -> None:
+        """Take *worker* in.
+
+        Raises:
+            LocalError: the name is taken.
+        """
+        if worker in self.members:
+            raise LocalError(f"worker {worker} added twice")
+        self.members[worker] = Member(
+            worker, Lifecycle(now), settle_s, slots, models, now
+        )
+        self._reindex()
+
+    def retire(self, member: Member) -> None:
+        """Take a worker that is GONE out of the table, and forget it once it
+        holds no permit any more. Idempotent."""
+        if not member.busy:
+            self.members.pop(member.id, None)
+        self._reindex()
+
+    def restarted(self, member: Member, found: Discovery) -> bool:
+        """Say whether *found* is another process than the one known (L9)."""
+        return (
+            found.started_at is not None
+            and member.started_at is not None
+            and abs(found.started_at - member.started_at) > SAME_START_S
+        )
+
+    def discover(self, member: Member, found: Discovery, now: float) -> None:
+        """Take over what a ready worker said of itself."""
+        member.started_at = found.started_at
+        member.context = found.context
+        if not member.wanted_models and tuple(member.models) != found.models:
+            member.models = dict.fromkeys(found.models)
+            self._reindex()
+        wanted = member.wanted_slots
+        if wanted is not None and found.slots is not None and wanted > found.slots:
+            detail = f"slots is set to {wanted}, the engine has {found.slots}"
+            member.life.fire(
+                Event.UNFIT, now, reason="slots_exceed_engine", detail=detail
+            )
+            return
+        if wanted is None and found.slots is not None:
+            member.slots = max(1, found.slots)
+        if member.life.state in {State.LOST, State.FAILED}:
+            member.distrust()
+        member.life.fire(Event.ANSWERED, now)
+        member.seen = True
+
+    def note(self, member: Member, fault: Fault, target: str, now: float) -> bool:
+        """Draw what *fault* says about *member*; say whether it now rests.
+
+        500 is not for here: its blame waits for a second opinion (A4).
+        """
+        kind = fault.kind
+        if fault.row.counts:
+            return self.blame(member, now)
+        if member.life.state is State.GONE:
+            return False
+        if kind is FaultKind.DECLINED:
+            member.rest_asked = fault.retry_after is not None
+            rest = fault.retry_after or self._rng.uniform(0.25, 0.75)
+            member.rest_until = now + min(rest, REST_MAX_S)
+            return True
+        if kind is FaultKind.LOADING:
+            member.life.fire(Event.LOADS, now)
+        elif kind is FaultKind.UNAUTHORIZED:
+            member.life.fire(
+                Event.UNFIT,
+                now,
+                reason="unauthorized",
+                detail="the worker refuses our key; set api_key_env for it",
+            )
+        elif kind is FaultKind.MODEL_GONE and not member.wanted_models:
+            member.models.pop(target, None)
+            self._reindex()
+        return False
+
+    def blame(self, member: Member, now: float) -> bool:
+        """Count one fault of *member*; say whether it now rests (S6).
+
+        A suspect is tried again after a pause that doubles with each fault,
+        so that a worker which fails fast is not where every job goes first.
+        """
+        if member.life.state is State.GONE:
+            return False
+        member.faults += 1
+        if member.ramp is not None:
+            member.ramp = 1
+        if member.faults < self._suspect_after:
+            return False
+        member.life.fire(Event.FAULTED, now)
+        if member.life.state is not State.SUSPECT:
+            return False
+        pause = min(TRIAL_MAX_S, 0.5 * 2.0 ** (member.faults - self._suspect_after))
+        member.rest_asked = False
+        member.rest_until = now + pause * self._rng.uniform(0.75, 1.25)
+        return True
+
+    def praise(self, member: Member, now: float) -> None:
+        """A request succeeded on *member*: widen its ramp (S7, L4)."""
+        state = member.life.state
+        if state is State.GONE:
+            return
+        if state is State.SUSPECT:
+            member.distrust()
+        member.trust()
+        member.life.fire(Event.SUCCEEDED, now)
+
+    def has_wider(self, than: WorkerId, target: str) -> bool:
+        """Say whether a serving worker of *target* has a larger context (A4)."""
+        had = self.members[than].context
+        return had is not None and any(
+            m.life.state in SERVING and m.context is not None and m.context > had
+            for m in self.serving.get(target, ())
+        )
+
+    def narrower(self, than: WorkerId, target: str) -> set[WorkerId]:
+        """Name the workers of *target* without a known larger context (A4)."""
+        had = self.members[than].context or 0
+        return {
+            m.id
+            for m in self.serving.get(target, ())
+            if m.context is None or m.context <= had
+        }
+
+    def _reindex(self) -> None:
+        self.serving = {}
+        for member in self.members.values():
+            if member.life.state is State.GONE:
+                continue
+            for model in member.models:
+                self.serving.setdefault(model, []).append(member)

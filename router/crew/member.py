@@ -1,0 +1,132 @@
+"""What the fleet knows of one worker: its life, its permits, its record.
+
+Rule 1: a permit is in exactly one of ``held`` and ``settling`` until it is
+back (S2). Rule 2: no HTTP, no Trio, no clock of its own. Rules S1, S3, S6, S7.
+"""
+
+import attrs
+
+from router.errors import LocalError
+from router.ids import AssignmentId, WorkerId
+from router.lifecycle import SERVING, Lifecycle, State
+
+#: Slots of a worker that neither the operator nor the engine numbers (S5).
+DEFAULT_SLOTS = 4
+
+
+@attrs.define(eq=False)
+class Member:
+    """One worker in the fleet.
+
+    Invariants: ``len(held) + len(settling) <= slots`` at every grant (S1);
+    ``ghosts`` is a part of ``settling``.
+    """
+
+    id: WorkerId
+    life: Lifecycle
+    settle_s: float
+    """Seconds; 0: a closed request frees its slot at once."""
+    wanted_slots: int | None
+    """What the operator configured."""
+    wanted_models: tuple[str, ...]
+    added_at: float
+    slots: int = attrs.field(init=False)
+    models: dict[str, None] = attrs.field(init=False)
+    """Names it serves, its own id first; kept while it is lost (O6)."""
+    context: int | None = attrs.field(default=None, init=False)
+    seen: bool = attrs.field(default=False, init=False)
+    """It was ready at least once."""
+    started_at: float | None = attrs.field(default=None, init=False)
+    held: dict[AssignmentId, None] = attrs.field(factory=dict, init=False)
+    settling: dict[AssignmentId, float] = attrs.field(factory=dict, init=False)
+    """Assignment to the time its upstream was let go; oldest first."""
+    ghosts: set[AssignmentId] = attrs.field(factory=set, init=False)
+    ramp: int | None = attrs.field(default=None, init=False)
+    """Limit while it wins trust back (S7); None: full trust."""
+    faults: int = attrs.field(default=0, init=False)
+    """Worker faults in a row (S6)."""
+    rest_until: float = attrs.field(default=0.0, init=False)
+    rest_asked: bool = attrs.field(default=False, init=False)
+    """The rest was asked for by Retry-After, not chosen by us."""
+    last_grant: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Take what is configured until the worker speaks for itself."""
+        self.slots = self.wanted_slots or DEFAULT_SLOTS
+        self.models = dict.fromkeys(self.wanted_models)
+
+    @property
+    def busy(self) -> int:
+        """Permits that are out, settling ones and ghosts included."""
+        return len(self.held) + len(self.settling)
+
+    @property
+    def limit(self) -> int:
+        """Permits that may be out now."""
+        state = self.life.state
+        if state is State.READY:
+            return self.slots if self.ramp is None else min(self.ramp, self.slots)
+        return 1 if state is State.SUSPECT else 0
+
+    @property
+    def serving(self) -> bool:
+        """It is offered work."""
+        return self.life.state in SERVING
+
+    def has_room(self, now: float) -> bool:
+        """Say whether one more job may go to it."""
+        return self.busy < self.limit and self.rest_until <= now
+
+    def take(self, assignment: AssignmentId) -> None:
+        """Hand out a permit.
+
+        Raises:
+            LocalError: none is left (S1), or this one is out already.
+        """
+        if self.busy >= self.limit or assignment in self.held:
+            raise LocalError(f"{self.id}: no permit for {assignment}")
+        self.held[assignment] = None
+
+    def give_back(self, assignment: AssignmentId) -> None:
+        """The engine is done with *assignment*.
+
+        Raises:
+            LocalError: its permit is not held (S2).
+        """
+        if assignment not in self.held:
+            raise LocalError(f"{self.id}: permit of {assignment} comes back twice")
+        del self.held[assignment]
+
+    def let_go(self, assignment: AssignmentId, now: float) -> None:
+        """The upstream was closed early: the permit stays out to settle (S3).
+
+        Raises:
+            LocalError: its permit is not held (S2).
+        """
+        self.give_back(assignment)
+        self.settling[assignment] = now
+
+    def settled(self, assignment: AssignmentId) -> float:
+        """The slot is free again; return since when it was settling.
+
+        Raises:
+            LocalError: it was not settling.
+        """
+        if assignment not in self.settling:
+            raise LocalError(f"{self.id}: {assignment} is not settling")
+        self.ghosts.discard(assignment)
+        return self.settling.pop(assignment)
+
+    def trust(self) -> None:
+        """A request succeeded: forget faults, widen the ramp (S7)."""
+        self.faults = 0
+        if self.ramp is not None:
+            self.ramp *= 2
+            if self.ramp >= self.slots:
+                self.ramp = None
+
+    def distrust(self) -> None:
+        """It comes back from somewhere: one at a time until one succeeds."""
+        self.ramp = 1
+        self.faults = 0
+        self.rest_until = 0.0
