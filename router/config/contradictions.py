@@ -1,0 +1,136 @@
+"""Faults that lie between keys: each is well formed, together they can't be.
+
+These look at the raw document, so that they are told together with all the
+other faults; what has the wrong type is passed over here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from router.config.keys import join, quoted
+from router.settings import ServerSettings, WaitSettings
+
+#: An alias that catches every name in no table (O6).
+ANY: Final = "*"
+
+
+def contradictions(document: Mapping[str, Any]) -> list[str]:
+    """Give all of them, each ``path: sentence``."""
+    workers = [w for w in _list(document.get("worker")) if isinstance(w, dict)]
+    models = {
+        name: model
+        for name, model in _dict(document.get("models")).items()
+        if isinstance(model, dict)
+    }
+    return [
+        *_workers(document, workers),
+        *_models(workers, models),
+        *_listens(_dict(document.get("server")), _dict(document.get("admin"))),
+        *_sizes(_dict(document.get("server"))),
+        *_budgets(_dict(document.get("waits"))),
+    ]
+
+
+def _workers(
+    document: Mapping[str, Any], workers: list[dict[str, Any]]
+) -> Iterator[str]:
+    if document.get("worker", []) == []:
+        yield "worker: there is none: add a [[worker]] with name and url"
+    for key, why in (
+        ("name", "each worker needs a name of its own"),
+        ("url", "one worker entry holds all its slots"),
+    ):
+        first: dict[str, int] = {}
+        for index, worker in enumerate(workers):
+            value = worker.get(key)
+            if not isinstance(value, str):
+                continue
+            plain = value.rstrip("/").removesuffix("/v1") if key == "url" else value
+            if plain in first:
+                twin = f"worker[{first[plain]}]"
+                yield f"worker[{index}].{key}: the same as {twin}: {why}"
+            first.setdefault(plain, index)
+
+
+def _models(
+    workers: list[dict[str, Any]], models: Mapping[str, dict[str, Any]]
+) -> Iterator[str]:
+    served = {m for w in workers for m in _strings(w.get("models"))}
+    # A worker that does not list its models tells them only when it is met.
+    closed = bool(workers) and all(_strings(w.get("models")) for w in workers)
+    owners: dict[str, str] = {}
+    for name, model in models.items():
+        for alias in _strings(model.get("aliases")):
+            owners.setdefault(alias, name)
+    for name, model in models.items():
+        path = join("models", name)
+        if closed and name not in served:
+            yield f"{path}: no worker lists this model"
+        for alias in _strings(model.get("aliases")):
+            if alias in models or alias in served:
+                yield f"{path}.aliases: {quoted(alias)} is the name of a model"
+            elif owners[alias] != name:
+                owner = quoted(owners[alias])
+                yield f"{path}.aliases: {quoted(alias)} is an alias of {owner} already"
+        fallback = model.get("fallback")
+        if isinstance(fallback, str):
+            yield from _fallback(path, name, fallback, owners)
+            if closed and fallback not in {name, *owners, *served}:
+                yield f"{path}.fallback: no worker lists the model {quoted(fallback)}"
+
+
+def _fallback(
+    path: str, name: str, fallback: str, owners: Mapping[str, str]
+) -> Iterator[str]:
+    if fallback == name:
+        yield f"{path}.fallback: a model is no fallback for itself"
+    elif fallback in owners:
+        owner = quoted(owners[fallback])
+        yield f"{path}.fallback: {quoted(fallback)} is an alias: name {owner} itself"
+
+
+def _listens(server: Mapping[str, Any], admin: Mapping[str, Any]) -> Iterator[str]:
+    client = server.get("listen", list(ServerSettings().listen))
+    own = admin.get("listen")
+    taken = [client] if isinstance(client, str) else _strings(client)
+    if isinstance(own, str) and own in taken and not own.endswith(":0"):
+        yield "admin.listen: the same as server.listen: clients must not reach it"
+
+
+def _sizes(server: Mapping[str, Any]) -> Iterator[str]:
+    defaults = ServerSettings()
+    one = server.get("body_max_bytes", defaults.body_max_bytes)
+    all_together = server.get("bodies_max_bytes", defaults.bodies_max_bytes)
+    if _is_count(one) and _is_count(all_together) and one > all_together:
+        yield (
+            f"server.body_max_bytes: {one} is more than bodies_max_bytes "
+            f"({all_together}), which holds all bodies together"
+        )
+
+
+def _budgets(waits: Mapping[str, Any]) -> Iterator[str]:
+    defaults = WaitSettings()
+    poll = waits.get("poll_ms", defaults.poll_ms)
+    for key in ("busy_wait_ms", "load_wait_ms", "idle_grace_ms"):
+        budget = waits.get(key, getattr(defaults, key))
+        if _is_count(poll) and _is_count(budget) and 0 < budget < poll:
+            yield (
+                f"waits.{key}: {budget} is less than poll_ms ({poll}), "
+                "the step in which it is counted"
+            )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int
+
+
+def _dict(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _strings(value: object) -> list[str]:
+    return [entry for entry in _list(value) if isinstance(entry, str)]

@@ -1,0 +1,268 @@
+"""What each key takes: one check a key, each a value in and a value out.
+
+A check never converts a type: ``"8"`` is no number, ``true`` is no count. It
+raises ValueError with a sentence that fits behind ``path: ``.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+from router.config.addresses import parse_address
+
+Check: TypeAlias = Callable[[Any], Any]
+
+ENGINES: Final = ("auto", "llama-server", "vllm", "sglang", "generic")
+#: A month: more is a slip of the pen.
+MS_MAX: Final = 31 * 24 * 3_600_000
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*", re.ASCII)
+_KINDS: Final[Mapping[type, str]] = {
+    bool: "a boolean",
+    int: "a whole number",
+    float: "a fraction",
+    str: "a string",
+    list: "a list",
+    dict: "a table",
+}
+
+
+class EntriesInvalid(ValueError):
+    """A list of which some entries are wrong: (0-based index, sentence) each."""
+
+    def __init__(self, entries: list[tuple[int, str]]) -> None:
+        """Carry all that is wrong, at least one."""
+        super().__init__("; ".join(sentence for _, sentence in entries))
+        self.entries = entries
+
+
+def kind_of(value: object) -> str:
+    """Name the TOML kind of *value*, for people."""
+    return _KINDS.get(type(value), "a date or time")
+
+
+def whole(least: int, most: int = 2**40, *, unit: str = "") -> Check:
+    """Take whole numbers in a range, both ends included."""
+
+    def check(value: Any) -> int:
+        if type(value) is not int:
+            of_what = f" of {unit}" if unit else ""
+            raise ValueError(f"needs a whole number{of_what}, got {kind_of(value)}")
+        shown = f" {unit}" if unit else ""
+        if value < least:
+            raise ValueError(f"needs at least {least}{shown}, got {value}")
+        if value > most:
+            raise ValueError(f"takes at most {most}{shown}, got {value}")
+        return value
+
+    return check
+
+
+def ms(least: int) -> Check:
+    """Take milliseconds, *least* to a month."""
+    return whole(least, MS_MAX, unit="ms")
+
+
+def text(value: Any) -> str:
+    """Take a string that says something."""
+    if type(value) is not str:
+        raise ValueError(f"needs a string, got {kind_of(value)}")
+    if not value.strip() or not value.isprintable():
+        raise ValueError("needs a printable string that is not empty")
+    return value
+
+
+def texts(each: Check = text, *, least: int = 0) -> Check:
+    """Take a list of strings, no two the same; a tuple comes out."""
+
+    def check(value: Any) -> tuple[str, ...]:
+        if type(value) is not list:
+            raise ValueError(f"needs a list of strings, got {kind_of(value)}")
+        if len(value) < least:
+            raise ValueError("needs at least one entry")
+        found: list[str] = []
+        wrong: list[tuple[int, str]] = []
+        for index, entry in enumerate(value):
+            try:
+                checked = each(entry)
+            except ValueError as error:
+                wrong.append((index, str(error)))
+                continue
+            if checked in found:
+                wrong.append((index, f"the same as [{found.index(checked)}]"))
+            found.append(checked)
+        if wrong:
+            raise EntriesInvalid(wrong)
+        return tuple(found)
+
+    return check
+
+
+def listen(value: Any) -> str:
+    """Take one listen address."""
+    address = text(value)
+    parse_address(address)
+    return address
+
+
+def listens(value: Any) -> tuple[str, ...]:
+    """Take one listen address, or a list of them."""
+    if type(value) is str:
+        return (listen(value),)
+    entries: tuple[str, ...] = texts(listen, least=1)(value)
+    return entries
+
+
+def prefix(value: Any) -> str:
+    """Take a path prefix: "" or ``/llm``, without a slash at its end."""
+    if type(value) is not str:
+        raise ValueError(f"needs a string, got {kind_of(value)}")
+    if not _PREFIX.fullmatch(value):
+        raise ValueError(f'{value!r} is no path prefix: "" or "/llm"')
+    return value
+
+
+def worker_name(value: Any) -> str:
+    """Take a worker's name: it goes into headers, metrics and commands."""
+    name = text(value)
+    if not _NAME.fullmatch(name):
+        raise ValueError("needs 1 to 64 letters, digits, dots, dashes, underscores")
+    return name
+
+
+def http_url(value: Any) -> str:
+    """Take an http(s) URL without user, query or fragment.
+
+    What the URL holds is never repeated in a fault: it may hold a password.
+    """
+    url = text(value)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError("is not a URL: http://host:port") from None
+    if parts.scheme not in {"http", "https"}:
+        raise ValueError("needs http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError("takes no user or password: use api_key_env")
+    if not parts.hostname or port == 0 or not url.isascii() or " " in url:
+        raise ValueError("is not a URL: http://host:port")
+    if "?" in url or "#" in url:
+        raise ValueError("takes no query and no fragment")
+    return url
+
+
+def worker_url(value: Any) -> str:
+    """Take the URL of an engine: its root, with or without ``/v1``."""
+    url = http_url(value)
+    if urlsplit(url).path.rstrip("/") not in {"", "/v1"}:
+        raise ValueError("takes no path but /v1: http://host:port")
+    return url
+
+
+def engine(value: Any) -> str:
+    """Take the name of a kind of engine."""
+    name = text(value)
+    if name not in ENGINES:
+        raise ValueError(
+            f"{name!r} is no engine"
+            + near(name, ENGINES, otherwise=f": {', '.join(ENGINES)}")
+        )
+    return name
+
+
+def near(word: str, known: tuple[str, ...], *, otherwise: str = "") -> str:
+    """Say which known word was meant, if one is near."""
+    close = get_close_matches(word.lower(), known, n=1)
+    return f", did you mean {close[0]}?" if close else otherwise
+
+
+def set_variable(environ: Mapping[str, str]) -> Check:
+    """Take the name of an environment variable that holds something."""
+
+    def check(value: Any) -> str:
+        name = text(value)
+        if not environ.get(name, "").strip():
+            raise ValueError(f"the environment variable {name} is not set")
+        return name
+
+    return check
+
+
+def path_from(directory: Path) -> Check:
+    """Take a path; one that is relative starts from *directory*."""
+
+    def check(value: Any) -> str:
+        return str(directory / text(value))
+
+    return check
+
+
+def readable_file(directory: Path) -> Check:
+    """Take the path of a file that we may read."""
+    path = path_from(directory)
+
+    def check(value: Any) -> str:
+        name: str = path(value)
+        if not Path(name).is_file():
+            raise ValueError(f"there is no file {name}")
+        if not os.access(name, os.R_OK):
+            raise ValueError(f"{name} cannot be read by this user")
+        return name
+
+    return check
+
+
+def checks(
+    environ: Mapping[str, str], directory: Path
+) -> Mapping[str, Mapping[str, Check]]:
+    """Give section to key to check, for every key that can be set."""
+    return {
+        "server": {
+            "listen": listens,
+            "prefixes": texts(prefix, least=1),
+            "body_max_bytes": whole(1_024, unit="bytes"),
+            "bodies_max_bytes": whole(1_024, unit="bytes"),
+            "connections_max": whole(1, 1_000_000),
+            "client_stall_ms": ms(100),
+            "drain_ms": ms(0),
+            "lame_duck_ms": ms(0),
+            "api_keys_file": readable_file(directory),
+            "state_dir": path_from(directory),
+        },
+        "admin": {"listen": listen},
+        "router": {
+            "attempts": whole(1, 100),
+            "queue_limit": whole(0, 1_000_000),
+            "queue_ms": ms(0),
+            "commit_after_ms": ms(0),
+            "keepalive_ms": ms(100),
+            "suspect_after": whole(1, 1_000),
+        },
+        "waits": {
+            "connect_ms": ms(1),
+            "poll_ms": ms(10),
+            "busy_wait_ms": ms(1),
+            "load_wait_ms": ms(1),
+            "idle_grace_ms": ms(1),
+            "liveness_ms": ms(1),
+            "first_delta_ms": ms(0),
+            "usage_wait_ms": ms(0),
+            "ghost_ms": ms(0),
+        },
+        "worker": {
+            "name": worker_name,
+            "url": worker_url,
+            "slots": whole(1, 65_536),
+            "engine": engine,
+            "models": texts(),
+            "health_url": http_url,
+            "settle_ms": ms(0),
+            "api_key_env": set_variable(environ),
+        },
+        "models": {"aliases": texts(), "fallback": text},
+    }

@@ -1,0 +1,580 @@
+import tomllib
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.config import ConfigInvalid, load, parse, render
+from router.config.addresses import TcpAddress, UnixAddress, parse_address
+from router.config.reading import LATER, SECTIONS
+from router.config.values import ENGINES, checks
+from router.settings import (
+    AdminSettings,
+    ModelSettings,
+    RouterSettings,
+    ServerSettings,
+    Settings,
+    WaitSettings,
+    WorkerSettings,
+)
+
+WORKER = '[[worker]]\nname = "w0"\nurl = "http://127.0.0.1:9000"\n'
+HERE = Path("/etc/fencepost")
+
+
+def read(source: str, **environ: str) -> Settings:
+    return parse(source, environ=environ, directory=HERE)
+
+
+def faults(source: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigInvalid) as caught:
+        read(source, **environ)
+    return list(caught.value.faults)
+
+
+def fault(source: str, **environ: str) -> str:
+    found = faults(source, **environ)
+    assert len(found) == 1, found
+    return found[0]
+
+
+# ---- what is right ----
+
+
+def test_d2_one_worker_and_nothing_else_gives_the_defaults() -> None:
+    assert read(WORKER) == Settings(
+        workers=(WorkerSettings(name="w0", url="http://127.0.0.1:9000"),)
+    )
+
+
+def test_d2_every_key_is_read(tmp_path: Path) -> None:
+    (tmp_path / "keys").touch()
+    source = """
+        [server]
+        listen = ["127.0.0.1:8080", "unix:/run/f.sock", "[::1]:0"]
+        prefixes = ["", "/llm", "/a/b"]
+        body_max_bytes = 2048
+        bodies_max_bytes = 4096
+        connections_max = 10
+        client_stall_ms = 1000
+        drain_ms = 0
+        lame_duck_ms = 5
+        api_keys_file = "keys"
+        state_dir = "state"
+
+        [admin]
+        listen = "127.0.0.1:9090"
+
+        [router]
+        attempts = 2
+        queue_limit = 0
+        queue_ms = 7
+        commit_after_ms = 8
+        keepalive_ms = 900
+        suspect_after = 4
+
+        [waits]
+        connect_ms = 1
+        poll_ms = 20
+        busy_wait_ms = 30
+        load_wait_ms = 40
+        idle_grace_ms = 50
+        liveness_ms = 60
+        first_delta_ms = 70
+        usage_wait_ms = 80
+        ghost_ms = 90
+
+        [[worker]]
+        name = "gpu-0"
+        url = "https://gpu0.example:8443/v1"
+        slots = 8
+        engine = "vllm"
+        models = ["m", "n"]
+        health_url = "http://gpu0.example:9/health"
+        settle_ms = 0
+        api_key_env = "GPU_KEY"
+
+        [models.m]
+        aliases = ["gpt-4o", "*"]
+        fallback = "n"
+    """
+
+    settings = parse(source, environ={"GPU_KEY": "sk-1"}, directory=tmp_path)
+
+    assert settings == Settings(
+        server=ServerSettings(
+            listen=("127.0.0.1:8080", "unix:/run/f.sock", "[::1]:0"),
+            prefixes=("", "/llm", "/a/b"),
+            body_max_bytes=2048,
+            bodies_max_bytes=4096,
+            connections_max=10,
+            client_stall_ms=1000,
+            drain_ms=0,
+            lame_duck_ms=5,
+            api_keys_file=str(tmp_path / "keys"),
+            state_dir=str(tmp_path / "state"),
+        ),
+        admin=AdminSettings(listen="127.0.0.1:9090"),
+        router=RouterSettings(
+            attempts=2,
+            queue_limit=0,
+            queue_ms=7,
+            commit_after_ms=8,
+            keepalive_ms=900,
+            suspect_after=4,
+        ),
+        waits=WaitSettings(
+            connect_ms=1,
+            poll_ms=20,
+            busy_wait_ms=30,
+            load_wait_ms=40,
+            idle_grace_ms=50,
+            liveness_ms=60,
+            first_delta_ms=70,
+            usage_wait_ms=80,
+            ghost_ms=90,
+        ),
+        workers=(
+            WorkerSettings(
+                name="gpu-0",
+                url="https://gpu0.example:8443/v1",
+                slots=8,
+                engine="vllm",
+                models=("m", "n"),
+                health_url="http://gpu0.example:9/health",
+                settle_ms=0,
+                api_key_env="GPU_KEY",
+            ),
+        ),
+        models={"m": ModelSettings(aliases=("gpt-4o", "*"), fallback="n")},
+    )
+
+
+def test_d2_every_setting_has_its_check() -> None:
+    rules = checks({}, HERE)
+
+    assert {name: set(section) for name, section in rules.items()} == {
+        name: {field.name for field in attrs.fields(cls)}
+        for name, cls in SECTIONS.items()
+    }
+
+
+def test_d2_no_key_of_a_later_release_is_a_setting_of_this_one() -> None:
+    for section, keys in LATER.items():
+        known = (
+            {field.name for field in attrs.fields(SECTIONS[section])}
+            if section
+            else set(SECTIONS)
+        )
+        assert not known & set(keys)
+
+
+def test_d2_one_listen_address_may_be_written_without_a_list() -> None:
+    settings = read('[server]\nlisten = "unix:/run/f.sock"\n' + WORKER)
+
+    assert settings.server.listen == ("unix:/run/f.sock",)
+
+
+def test_d2_a_path_starts_from_the_folder_of_the_file() -> None:
+    settings = read('[server]\nstate_dir = "state"\n' + WORKER)
+
+    assert settings.server.state_dir == "/etc/fencepost/state"
+
+
+# ---- what is wrong, each with its path ----
+
+
+def test_d2_all_faults_are_told_at_once() -> None:
+    found = faults(
+        """
+        [server]
+        drain_ms = "8"
+        listen = ["nowhere", "unix:relative"]
+        [rooter]
+        [router]
+        attempts = 0
+        [[worker]]
+        name = "a"
+        slot = 8
+        [[worker]]
+        name = "a"
+        url = "http://127.0.0.1:1"
+        engine = "vlm"
+        """
+    )
+
+    assert sorted(entry.partition(": ")[0] for entry in found) == [
+        "rooter",
+        "router.attempts",
+        "server.drain_ms",
+        "server.listen[0]",
+        "server.listen[1]",
+        "worker[0].slot",
+        "worker[0].url",
+        "worker[1].engine",
+        "worker[1].name",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("slot = 8", "worker[0].slot: unknown key, did you mean slots?"),
+        ("Slots = 8", "worker[0].Slots: unknown key, did you mean slots?"),
+        ("drain_ms = 8", "worker[0].drain_ms: unknown key, it belongs to [server]"),
+        (
+            "zzz = 8",
+            "worker[0].zzz: unknown key: name, url, slots, engine, models, health_url",
+        ),
+        ('"a b" = 8', 'worker[0]."a b": unknown key'),
+    ],
+)
+def test_d2_an_unknown_key_names_the_one_that_was_meant(line: str, says: str) -> None:
+    assert fault(WORKER + line).startswith(says)
+
+
+def test_d2_an_unknown_section_names_the_one_that_was_meant() -> None:
+    assert fault(WORKER + "[wait]") == "wait: unknown section, did you mean waits?"
+
+
+@pytest.mark.parametrize("section", sorted(LATER))
+def test_d2_keys_of_later_releases_are_refused_with_a_sentence(section: str) -> None:
+    for key, sentence in LATER[section].items():
+        head = {
+            "": f"[{key}]\n{WORKER}",
+            "worker": f"{WORKER}{key} = 1",
+            "models": f"{WORKER}[models.m]\n{key} = 1",
+        }.get(section, f"[{section}]\n{key} = 1\n{WORKER}")
+        path = {"": "", "worker": "worker[0].", "models": "models.m."}.get(
+            section, f"{section}."
+        )
+
+        assert fault(head) == f"{path}{key}: {sentence}"
+
+
+def test_d2_a_worker_by_command_is_told_that_urls_are_the_way() -> None:
+    assert "worker[0].command: this release reaches workers by url only" in faults(
+        '[[worker]]\nname = "a"\ncommand = ["vllm", "serve"]'
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        ('"8"', "a string"),
+        ("true", "a boolean"),
+        ("8.0", "a fraction"),
+        ("[8]", "a list"),
+        ("{}", "a table"),
+        ("2020-01-01", "a date or time"),
+    ],
+)
+def test_d2_a_number_is_a_number_and_nothing_is_converted(value: str, got: str) -> None:
+    assert fault(f"[router]\nattempts = {value}\n{WORKER}") == (
+        f"router.attempts: needs a whole number, got {got}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("server = 3", "server"),
+        ("[models]\nm = 3", "models.m"),
+        ("[server]\nlisten = 8080", "server.listen"),
+        ("[server]\nlisten = []", "server.listen"),
+        ('[server]\nprefixes = ""', "server.prefixes"),
+        ("[server]\nprefixes = [1]", "server.prefixes[0]"),
+        ("[admin]\nlisten = [1]", "admin.listen"),
+        ("[server]\nstate_dir = 1", "server.state_dir"),
+        ('[server]\nstate_dir = " "', "server.state_dir"),
+    ],
+)
+def test_d2_wrong_types_are_told_with_their_path(source: str, path: str) -> None:
+    assert fault(f"{source}\n{WORKER}").startswith(f"{path}: needs ")
+
+
+def test_d2_models_are_tables_by_name() -> None:
+    assert fault(f"models = 3\n{WORKER}") == (
+        "models: each model is a table with a name: write [models.NAME]"
+    )
+
+
+def test_d2_a_lone_worker_table_is_told_how_to_be_a_list() -> None:
+    assert fault('[worker]\nname = "a"') == (
+        "worker: each worker is a table of a list: write [[worker]]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "bound"),
+    [
+        ("server", "body_max_bytes", 1023, "at least 1024 bytes"),
+        ("server", "connections_max", 0, "at least 1"),
+        ("server", "client_stall_ms", 99, "at least 100 ms"),
+        ("server", "drain_ms", -1, "at least 0 ms"),
+        ("router", "attempts", 0, "at least 1"),
+        ("router", "attempts", 101, "at most 100"),
+        ("router", "queue_limit", -1, "at least 0"),
+        ("router", "keepalive_ms", 1, "at least 100 ms"),
+        ("router", "suspect_after", 0, "at least 1"),
+        ("waits", "poll_ms", 9, "at least 10 ms"),
+        ("waits", "connect_ms", 0, "at least 1 ms"),
+        ("waits", "ghost_ms", 2**32, "at most 2678400000 ms"),
+    ],
+)
+def test_d2_numbers_have_their_range(
+    section: str, key: str, value: int, bound: str
+) -> None:
+    says = fault(f"[{section}]\n{key} = {value}\n{WORKER}")
+
+    assert says.startswith(f"{section}.{key}: ")
+    assert bound in says
+    assert says.endswith(f"got {value}")
+
+
+@pytest.mark.parametrize("slots", [0, -1, 65_537])
+def test_d2_a_worker_has_at_least_one_slot(slots: int) -> None:
+    assert fault(f"{WORKER}slots = {slots}").startswith("worker[0].slots: ")
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        "127.0.0.1",
+        "8080",
+        ":8080",
+        "127.0.0.1:http",
+        "127.0.0.1:65536",
+        "127.0.0.1:-1",
+        "::1:8080",
+        "http://127.0.0.1:8080",
+        "a b:1",
+        "unix:",
+        "unix:relative.sock",
+        f"unix:/{'x' * 107}",
+        "",
+    ],
+)
+def test_d2_a_bad_listen_address_is_told(listen: str) -> None:
+    assert fault(f'[server]\nlisten = "{listen}"\n{WORKER}').startswith(
+        "server.listen: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8080", TcpAddress("127.0.0.1", 8080)),
+        ("[::1]:0", TcpAddress("::1", 0)),
+        ("localhost:1", TcpAddress("localhost", 1)),
+        ("unix:/run/f.sock", UnixAddress("/run/f.sock")),
+    ],
+)
+def test_listen_addresses_read_and_show_the_same(
+    text: str, address: TcpAddress | UnixAddress
+) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://h", "needs http:// or https://"),
+        ("127.0.0.1:9000", "needs http:// or https://"),
+        ("http://", "is not a URL"),
+        ("http://h:99999", "is not a URL"),
+        ("http://[::1", "is not a URL"),
+        ("http://a b/", "is not a URL"),
+        ("http://h/v2", "takes no path but /v1"),
+        ("http://h/v1/chat/completions", "takes no path but /v1"),
+        ("http://h?a=1", "takes no query"),
+        ("http://h#a", "takes no query"),
+        ("http://user:hunter2@h", "takes no user or password"),
+    ],
+)
+def test_d2_a_worker_url_is_a_root_and_nothing_more(url: str, says: str) -> None:
+    found = fault(f'[[worker]]\nname = "a"\nurl = "{url}"')
+
+    assert found.startswith(f"worker[0].url: {says}")
+    assert "hunter2" not in found
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "http://h/", "https://h:1/v1", "http://[::1]:9/v1/"]
+)
+def test_d2_a_worker_url_may_end_in_v1(url: str) -> None:
+    settings = read(f'[[worker]]\nname = "a"\nurl = "{url}"')
+
+    assert settings.workers[0].url == url
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "ä", "x" * 65, "a\\n"])
+def test_d2_a_worker_name_fits_a_header_and_a_command(name: str) -> None:
+    assert fault(f'[[worker]]\nname = "{name}"\nurl = "http://h"').startswith(
+        "worker[0].name: needs "
+    )
+
+
+def test_d2_an_unknown_engine_names_the_one_that_was_meant() -> None:
+    assert fault(WORKER + 'engine = "vlm"') == (
+        "worker[0].engine: 'vlm' is no engine, did you mean vllm?"
+    )
+    assert fault(WORKER + 'engine = "mlx"').endswith(f": {', '.join(ENGINES)}")
+
+
+def test_d2_a_key_variable_that_is_not_set_is_told() -> None:
+    source = WORKER + 'api_key_env = "GPU_KEY"'
+
+    assert fault(source) == (
+        "worker[0].api_key_env: the environment variable GPU_KEY is not set"
+    )
+    assert fault(source, GPU_KEY=" ").endswith("is not set")
+    assert read(source, GPU_KEY="sk-1").workers[0].api_key_env == "GPU_KEY"
+
+
+def test_d2_a_keys_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+
+    assert fault(f'[server]\napi_keys_file = "{path}"\n{WORKER}') == (
+        f"server.api_keys_file: there is no file {path}"
+    )
+
+
+# ---- contradictions ----
+
+
+def test_d2_a_router_without_workers_is_told_what_to_add() -> None:
+    assert fault("") == "worker: there is none: add a [[worker]] with name and url"
+
+
+def test_d2_two_workers_of_one_name_are_told() -> None:
+    assert fault(WORKER + '[[worker]]\nname = "w0"\nurl = "http://h:2"') == (
+        "worker[1].name: the same as worker[0]: each worker needs a name of its own"
+    )
+
+
+def test_d2_two_workers_at_one_url_would_share_slots() -> None:
+    source = WORKER + '[[worker]]\nname = "w1"\nurl = "http://127.0.0.1:9000/v1/"'
+
+    assert fault(source).startswith("worker[1].url: the same as worker[0]")
+
+
+MODELS = WORKER + 'models = ["m", "n"]\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ('[models.m]\naliases = ["n"]', 'models.m.aliases: "n" is the name of a model'),
+        ('[models.m]\naliases = ["m"]', 'models.m.aliases: "m" is the name of a model'),
+        (
+            '[models.m]\naliases = ["x"]\n[models.n]\naliases = ["x"]',
+            'models.n.aliases: "x" is an alias of "m" already',
+        ),
+        (
+            '[models.m]\naliases = ["*"]\n[models.n]\naliases = ["*"]',
+            'models.n.aliases: "*" is an alias of "m" already',
+        ),
+        ('[models.m]\naliases = ["x", "x"]', "models.m.aliases[1]: the same as [0]"),
+        ('[models.m]\nfallback = "m"', "models.m.fallback: a model is no fallback"),
+        ('[models.m]\nfallback = "z"', "models.m.fallback: no worker lists the model"),
+        (
+            '[models.m]\nfallback = "x"\n[models.n]\naliases = ["x"]',
+            'models.m.fallback: "x" is an alias: name "n" itself',
+        ),
+        ('[models."a.b"]', 'models."a.b": no worker lists this model'),
+    ],
+)
+def test_d2_names_of_models_must_not_collide(source: str, says: str) -> None:
+    assert fault(MODELS + source).startswith(says)
+
+
+def test_d2_a_worker_that_tells_its_models_later_may_have_any() -> None:
+    settings = read(WORKER + '[models.m]\nfallback = "z"')
+
+    assert settings.models["m"].fallback == "z"
+
+
+def test_d2_clients_must_not_reach_the_admin_listener() -> None:
+    source = '[admin]\nlisten = "127.0.0.1:8080"\n' + WORKER
+
+    assert fault(source).startswith("admin.listen: the same as server.listen")
+
+
+def test_d2_one_body_is_not_larger_than_all_together() -> None:
+    source = "[server]\nbodies_max_bytes = 2048\n" + WORKER
+
+    assert fault(source).startswith("server.body_max_bytes: 33554432 is more than ")
+
+
+@pytest.mark.parametrize("key", ["busy_wait_ms", "load_wait_ms", "idle_grace_ms"])
+def test_d2_a_budget_is_not_below_the_step_it_is_counted_in(key: str) -> None:
+    assert fault(f"[waits]\n{key} = 499\n{WORKER}").startswith(
+        f"waits.{key}: 499 is less than poll_ms (500)"
+    )
+
+
+# ---- the file ----
+
+
+def test_d2_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        load(tmp_path / "f.toml", environ={})
+
+    assert caught.value.faults == (f"{tmp_path}/f.toml: no such file or directory",)
+
+
+def test_d2_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_bytes(b'a = "\xff"')
+
+    with pytest.raises(ConfigInvalid, match="byte 5 is not UTF-8"):
+        load(path, environ={})
+
+
+def test_d2_text_that_is_no_toml_is_told_with_its_line() -> None:
+    assert fault("[server]\nlisten = \n") == (
+        "not TOML: Invalid value (at line 2, column 10)"
+    )
+    assert fault("a = " + "[" * 100_000).startswith("not TOML: ")
+
+
+# ---- rendering ----
+
+short_text = st.text(
+    st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=8
+)
+
+
+@given(
+    st.dictionaries(
+        short_text.filter(lambda name: name != "w"), st.sets(short_text), max_size=3
+    )
+)
+def test_d1_what_check_shows_reads_as_the_same_settings(
+    names: dict[str, set[str]],
+) -> None:
+    taken: set[str] = set(names)
+    models = {}
+    for name, aliases in names.items():
+        models[name] = ModelSettings(aliases=tuple(sorted(aliases - taken)))
+        taken |= aliases
+    settings = Settings(
+        server=ServerSettings(state_dir="/run/f", listen=("unix:/x", "h:1")),
+        workers=(WorkerSettings(name="w0", url="http://h", slots=3),),
+        models=models,
+    )
+
+    assert read(render(settings)) == settings
+
+
+def test_d1_what_check_shows_has_every_key() -> None:
+    shown = render(read(WORKER + "[models.m]"))
+
+    for name, cls in SECTIONS.items():
+        for field in attrs.fields(cls):
+            assert f"{field.name} " in shown, f"{name}.{field.name}"
+    assert tomllib.loads(shown)["worker"][0]["name"] == "w0"
