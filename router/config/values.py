@@ -240,7 +240,7 @@ def checks(
             "queue_limit": whole(0, 1_000_000),
             "queue_ms": ms(0),
             "commit_after_ms": ms(0),
-            "keepalive_ms": ms(100),
+            "keepalive_ms": ms(0),
             "suspect_after": whole(1, 1_000),
         },
         "waits": {
