@@ -8,15 +8,16 @@ will know is refused with a sentence that says so.
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from router.config.contradictions import contradictions
 from router.config.reading import read_document
 from router.config.rendering import render
-from router.config.values import checks
+from router.config.values import Check, checks
 from router.errors import LocalError, RouterError
 from router.settings import Settings
 
-__all__ = ["ConfigInvalid", "load", "parse", "render"]
+__all__ = ["ConfigInvalid", "load", "of_urls", "parse", "render"]
 
 
 class ConfigInvalid(RouterError):
@@ -32,8 +33,21 @@ class ConfigInvalid(RouterError):
         self.faults = tuple(faults)
 
 
-def load(path: Path, *, environ: Mapping[str, str]) -> Settings:
+def load(
+    path: Path,
+    *,
+    environ: Mapping[str, str] | None,
+    listen: Sequence[str] = (),
+    admin: str | None = None,
+) -> Settings:
     """Read the file at *path*; paths in it are relative to its folder.
+
+    Args:
+        path: a TOML file in UTF-8.
+        environ: what ``api_key_env`` looks at; None: don't look, which is for
+            those who serve nothing.
+        listen: addresses in place of the file's own, if there are any.
+        admin: address in place of the file's own.
 
     Raises:
         ConfigInvalid: the file can't be read, or what it says can't be used.
@@ -45,20 +59,62 @@ def load(path: Path, *, environ: Mapping[str, str]) -> Settings:
         raise ConfigInvalid([f"{path}: {reason}"]) from None
     except UnicodeDecodeError as error:
         raise ConfigInvalid([f"{path}: byte {error.start} is not UTF-8"]) from None
-    return parse(source, environ=environ, directory=path.parent.absolute())
+    return parse(
+        source,
+        environ=environ,
+        directory=path.parent.absolute(),
+        listen=listen,
+        admin=admin,
+    )
 
 
-def parse(source: str, *, environ: Mapping[str, str], directory: Path) -> Settings:
+def parse(
+    source: str,
+    *,
+    environ: Mapping[str, str] | None,
+    directory: Path,
+    listen: Sequence[str] = (),
+    admin: str | None = None,
+) -> Settings:
     """Read a TOML document; *directory* is where its relative paths start.
 
-    Raises:
-        ConfigInvalid: with every fault, each once.
+    The other arguments and what is raised: as ``load``.
     """
     try:
         document = tomllib.loads(source)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigInvalid([f"not TOML: {error}"]) from None
-    settings, faults = read_document(document, checks(environ, directory))
+    return _settings(_overlaid(document, listen, admin), checks(environ, directory))
+
+
+def of_urls(
+    urls: Sequence[str], *, listen: Sequence[str] = (), admin: str | None = None
+) -> Settings:
+    """Give the settings of a router that has no file, over workers at *urls*.
+
+    Raises:
+        ConfigInvalid: as ``load``; ``worker[0]`` is the first of *urls*.
+    """
+    workers = [{"name": f"w{place}", "url": url} for place, url in enumerate(urls)]
+    document = _overlaid({"worker": workers}, listen, admin)
+    return _settings(document, checks({}, Path.cwd()))
+
+
+def _overlaid(
+    document: dict[str, Any], listen: Sequence[str], admin: str | None
+) -> dict[str, Any]:
+    """Put addresses from a command line over those of a document."""
+    for section, value in (("server", list(listen)), ("admin", admin)):
+        table = document.setdefault(section, {}) if value else None
+        if isinstance(table, dict):
+            table["listen"] = value
+    return document
+
+
+def _settings(
+    document: Mapping[str, Any], rules: Mapping[str, Mapping[str, Check]]
+) -> Settings:
+    settings, faults = read_document(document, rules)
     faults += contradictions(document)
     if faults:
         raise ConfigInvalid(faults)

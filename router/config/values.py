@@ -181,12 +181,12 @@ def near(word: str, known: tuple[str, ...], *, otherwise: str = "") -> str:
     return f", did you mean {close[0]}?" if close else otherwise
 
 
-def set_variable(environ: Mapping[str, str]) -> Check:
-    """Take the name of an environment variable that holds something."""
+def set_variable(environ: Mapping[str, str] | None) -> Check:
+    """Take the name of a variable that holds something in *environ*, if given."""
 
     def check(value: Any) -> str:
         name = text(value)
-        if not environ.get(name, "").strip():
+        if environ is not None and not environ.get(name, "").strip():
             raise ValueError(f"the environment variable {name} is not set")
         return name
 
@@ -218,7 +218,7 @@ def readable_file(directory: Path) -> Check:
 
 
 def checks(
-    environ: Mapping[str, str], directory: Path
+    environ: Mapping[str, str] | None, directory: Path
 ) -> Mapping[str, Mapping[str, Check]]:
     """Give section to key to check, for every key that can be set."""
     return {
