@@ -48,14 +48,14 @@ RANKS: Final[Mapping[str, int]] = {
     "router.engine": 7,
     "router.edge": 8,
     "router.config": 9,
-    "router.control": 9,
     "router.logs": 9,
-    "router.daemon": 10,
-    "router.demo": 11,
-    "router.cli": 12,
-    "router.__main__": 13,
+    "router.control": 10,
+    "router.daemon": 11,
+    "router.demo": 12,
+    "router.cli": 13,
+    "router.__main__": 14,
     # The façade: names for those who embed the router. No module imports it.
-    "router": 13,
+    "router": 14,
 }
 PURE_UP_TO: Final = 5
 WORKERS_FROM: Final = 7

@@ -1,0 +1,118 @@
+"""Where a running router is met on its own machine, and how it is spoken to.
+
+The daemon listens at ``admin_address``; the commands of the command line
+find it there. Plain blocking calls: this runs outside of any Trio run.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+
+from router.config.addresses import Address, UnixAddress, parse_address
+from router.errors import RouterError
+from router.settings import Settings
+
+SOCKET_NAME: Final = "admin.sock"
+#: A router answers these from memory; longer means that it hangs.
+ANSWER_S: Final = 5.0
+
+
+class ControlFailed(RouterError):
+    """The router could not be asked, or said no; the text says which and why."""
+
+
+def state_dir(settings: Settings, environ: Mapping[str, str]) -> Path:
+    """Give the folder of the admin socket; it need not exist yet.
+
+    What is configured, else the user's runtime folder, else ``/run`` for root
+    and a folder with the user's number under the temp folder for others.
+    """
+    if settings.server.state_dir is not None:
+        return Path(settings.server.state_dir)
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "fencepost"
+    if os.geteuid() == 0:
+        return Path("/run/fencepost")
+    return Path(tempfile.gettempdir()) / f"fencepost-{os.geteuid()}"
+
+
+def admin_address(settings: Settings, environ: Mapping[str, str]) -> Address:
+    """Give the address of the admin listener: as configured, else the socket.
+
+    Raises:
+        ValueError: the state folder's path is too long for a socket.
+    """
+    if settings.admin.listen is not None:
+        return parse_address(settings.admin.listen)
+    return parse_address(f"unix:{state_dir(settings, environ) / SOCKET_NAME}")
+
+
+class Control:
+    """One running router, asked over its admin listener."""
+
+    def __init__(self, address: Address) -> None:
+        """Nothing is connected yet."""
+        self.address = address
+        unix = isinstance(address, UnixAddress)
+        self._client = httpx.Client(
+            transport=httpx.HTTPTransport(
+                uds=address.path if isinstance(address, UnixAddress) else None
+            ),
+            base_url="http://fencepost" if unix else f"http://{address}",
+            timeout=ANSWER_S,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self._client.close()
+
+    def status(self) -> dict[str, Any]:
+        """Give ``/status``: JSON values.
+
+        Raises:
+            ControlFailed: no router answers there.
+        """
+        answer: dict[str, Any] = self._ask("GET", "/status").json()
+        return answer
+
+    def drain(self, worker: str) -> None:
+        """Give *worker* no new requests.
+
+        Raises:
+            ControlFailed: no router answers there, or it has no such worker.
+        """
+        self._order("drain", worker, f"no worker {worker}")
+
+    def undrain(self, worker: str) -> None:
+        """Give *worker* requests again. Raises as ``drain``."""
+        self._order("undrain", worker, f"no worker {worker}")
+
+    def cancel(self, request: str) -> None:
+        """End a live request. Raises as ``drain``."""
+        self._order("cancel", request, f"no live request {request}")
+
+    def _order(self, verb: str, what: str, unknown: str) -> None:
+        answer = self._ask("POST", f"/{verb}/{quote(what, safe='')}")
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise ControlFailed(unknown)
+        if not answer.is_success:
+            raise ControlFailed(f"the router answered {answer.status_code}")
+
+    def _ask(self, method: str, path: str) -> httpx.Response:
+        try:
+            return self._client.request(method, path)
+        except httpx.ConnectError:
+            raise ControlFailed(
+                f"no router answers at {self.address}: "
+                "start one, or name its --admin address or --config file"
+            ) from None
+        except httpx.HTTPError as error:
+            what = str(error) or type(error).__name__
+            raise ControlFailed(f"the router at {self.address}: {what}") from None
