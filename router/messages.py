@@ -34,10 +34,11 @@ class Job:
 
     model: str
     """The name the client sent: what the reply is signed with (O3)."""
-    target: str
-    """The name in our table, aliases resolved: what a worker is asked for."""
     messages: tuple[Any, ...]
     """Chat messages as JSON values, opaque to the core."""
+    target: str = ""
+    """The name in our table, aliases resolved: what a worker is asked for.
+    Empty: not resolved yet."""
     params: GenerationParams = GenerationParams()
     extras: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields that pass through to the engine untouched (O1)."""
@@ -58,8 +59,8 @@ class Kind(Enum):
 class ToolPart:
     """Which tool call a fragment belongs to.
 
-    ``index`` is the engine's own number; ``id`` and ``name`` come with the
-    first fragment of a call and are None after it.
+    ``index`` tells the calls of one answer apart; ``id`` and ``name`` come with
+    the first fragment of a call and are None after it.
     """
 
     index: int
@@ -80,7 +81,7 @@ class Delta:
     kind: Kind
     text: str
     """Text, reasoning, or a fragment of tool arguments. May be "" only for a
-    tool call's first fragment."""
+    tool call's first fragment, and for text of which only the ``logprobs`` came."""
     tool: ToolPart | None = None
     logprobs: bytes | None = None
     """The choice's ``logprobs`` as raw JSON, passed through (O1)."""

@@ -1,0 +1,420 @@
+"""One request's life in this process: the shell around its fleet entry.
+
+Deltas come in as calls from its source and leave as calls to its receiver:
+judge, hand over, count, with no ``await`` between (F6). Everything else wakes
+the request's own task, which looks at its clocks and waits again.
+"""
+
+import logging
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from router.assignment import Attempts, Phase
+from router.commands import Grant
+from router.engine.bell import Bell
+from router.errors import Fault, FaultKind, LocalError, WorkerFailed
+from router.fence import Fence, Verdict
+from router.fence import State as FenceState
+from router.ids import AssignmentId, RequestId
+from router.messages import Delta, Finished, Job
+from router.ports import Receiver, Source, SourcePhase, Taken
+from router.waiting import Wait, WaitState
+
+if TYPE_CHECKING:
+    from router.engine.router import Router
+
+log: Final = logging.getLogger("fencepost.requests")
+_NEXT: Final = Verdict.NEXT
+
+
+class Flight:
+    """A request under way. Implements ``ports.Delivery``.
+
+    Whatever ends it goes through ``_end``, once; ``run`` then returns.
+    """
+
+    def __init__(  # noqa: PLR0913 - all of them are facts of one request
+        self,
+        router: "Router",
+        request: RequestId,
+        job: Job,
+        receiver: Receiver,
+        client_ref: str | None,
+        now: float,
+    ) -> None:
+        """Take note; nothing is submitted before ``run``."""
+        self.request = request
+        self.job = job
+        self.client_ref = client_ref
+        self.received_at = now
+        self.first_delta_at: float | None = None
+        self.last_delta_at = now
+        self.granted_at: float | None = None
+        self.departed_at = now
+        self.ended_at: float | None = None
+        self.delta_count = 0
+        self.outcome: str | None = None
+        self.closed_by = ""
+        self.phase_at_end = ""
+        self.fault: Fault | None = None
+        self.verdicts: dict[str, int] = {}
+        self.wait_state: WaitState | None = None
+        self.source: Source | None = None
+        self.attempts = Attempts(request)
+        self._router = router
+        self._receiver = receiver
+        self._bell = Bell()
+        self._grant: Grant | None = None
+        self._wait: Wait | None = None
+        self.fence = Fence()
+        receiver.attach(self._has_room, self.gone)
+
+    # --- the request's own task --------------------------------------------
+
+    async def run(self) -> None:
+        """See the request to its end.
+
+        A checkpoint, unless it is refused at once. Cancelled: the client
+        counts as gone; fence, upstream and permit are let go at once.
+        """
+        router = self._router
+        router.flights[self.request] = self
+        try:
+            commands = router.fleet.submit(
+                self.request, self.job.target, self.received_at
+            )
+            entry = router.fleet.requests.get(self.request)
+            if entry is not None:
+                self.fence = entry.fence
+                self.attempts = entry.attempts
+            router.apply(commands)
+            while self.outcome is None:
+                if self._grant is not None:
+                    self._depart()
+                    continue
+                # If looking ended it, or got it a grant, the bell has rung.
+                await self._bell.wait_until(self._look(trio.current_time()))
+        finally:
+            if self.outcome is None:
+                self.gone()
+            del router.flights[self.request]
+            router.record(self)
+
+    def _depart(self) -> None:
+        """Start the attempt that was granted."""
+        grant, self._grant = self._grant, None
+        if grant is None:
+            raise LocalError(f"{self.request} departs without a grant")
+        assignment = grant.assignment
+        now = trio.current_time()
+        if self.granted_at is None:
+            self.granted_at = now
+            self._router.tally.queue_wait.observe(now - self.received_at)
+        self.departed_at = now
+        self._wait = None
+        self.wait_state = None
+        if assignment.attempt > 1:
+            self._receiver.restart()
+        self._receiver.routed(grant.worker, assignment.attempt)
+        try:
+            self.source = self._router.workers[grant.worker].open(
+                assignment, self.job, self
+            )
+        except WorkerFailed as failed:
+            self.failed(assignment, failed.fault)
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: it ends this request only
+            self._router.report_bug("open", bug)
+            self.failed(assignment, _internal())
+
+    def _look(self, now: float) -> float:
+        """Do what is due at *now*; say when to look again."""
+        due = self._receiver.due(now)
+        if due <= now:
+            if self._receiver.tick(now) is Taken.GONE:
+                self.gone()
+                return now
+            due = self._receiver.due(now)
+        source = self.source
+        if source is None:
+            until = self._router.fleet.waits_until(self.request)
+            if until <= now:
+                self._router.apply(self._router.fleet.expire(self.request, now))
+                return now
+            return min(due, until)
+        at, words = self._limit(source)
+        if at > now:
+            return min(due, at)
+        if source.phase is SourcePhase.FINISHING:
+            source.finish_now()
+        elif source.phase is SourcePhase.CONNECTING:
+            self._give_up(Fault(FaultKind.CONNECT, words))
+        else:
+            self._give_up(Fault(FaultKind.STALLED, words))
+        return now
+
+    def _limit(self, source: Source) -> tuple[float, str]:
+        """Say until when *source* may go on so, and what it then is called.
+
+        No phase wakes this task when it begins, FINISHING excepted: each one's
+        limit lies no earlier than that of the phase before it, so that looking
+        when the old one runs out is looking in time.
+        """
+        limits = self._router.limits
+        phase = source.phase
+        if phase is SourcePhase.FINISHING:
+            return source.since + limits.usage_wait_s, ""
+        if phase is SourcePhase.CONNECTING:
+            return source.since + limits.connect_s, "the worker took no connection"
+        if phase is SourcePhase.SENDING:
+            at = source.last_byte_at + limits.liveness_s
+            return at, "the worker stopped reading the request"
+        if source.paused:
+            # Our client does not read: not the worker's fault (W6).
+            return inf, ""
+        at = inf
+        if phase is SourcePhase.STREAMING:
+            at = source.last_byte_at + limits.liveness_s
+        if self.fence.next_index == 0:
+            first = self.departed_at + limits.first_delta_s
+            if first < at:
+                return first, "the worker gave no first delta in time"
+        if at == inf:
+            # The silence before the head is the keeper's to judge (W2).
+            return trio.current_time() + limits.liveness_s, ""
+        return at, "the worker stopped answering"
+
+    # --- ports.Delivery: calls from the source -----------------------------
+
+    def accepted(self, assignment: AssignmentId) -> None:
+        """See ``ports.Delivery``."""
+        self._router.fleet.accepted(assignment)
+
+    def progress(self, assignment: AssignmentId) -> None:
+        """See ``ports.Delivery``."""
+        source = self.source
+        if source is not None and source.phase is SourcePhase.FINISHING:
+            self._bell.ring()
+
+    def deltas(self, assignment: AssignmentId, deltas: Sequence[Delta]) -> None:
+        """See ``ports.Delivery``. Judge, hand over, count (F6)."""
+        fence = self.fence
+        judge = fence.judge
+        count = 0
+        for delta in deltas:
+            if judge(delta.assignment, delta.index, count) is not _NEXT:
+                self._some_refused(assignment, deltas)
+                return
+            count += 1
+        if count:
+            self._hand_over(deltas, count)
+
+    def _some_refused(
+        self, assignment: AssignmentId, deltas: Sequence[Delta]
+    ) -> None:
+        """Go through a batch that is not all NEXT; a gap ends the attempt (F5)."""
+        taken: list[Delta] = []
+        gap = False
+        for delta in deltas:
+            verdict = self.fence.judge(delta.assignment, delta.index, len(taken))
+            if verdict is _NEXT:
+                taken.append(delta)
+                continue
+            self._count(verdict)
+            if verdict is Verdict.GAP:
+                gap = True
+                break
+        if taken:
+            self._hand_over(taken, len(taken))
+        if gap and self.fence.owner == assignment:
+            self._give_up(Fault(FaultKind.PROTOCOL, "the worker left out a delta"))
+
+    def _hand_over(self, deltas: Sequence[Delta], count: int) -> None:
+        fence = self.fence
+        receiver = self._receiver
+        taken = receiver.take(deltas)
+        if taken is Taken.GONE:
+            self.gone()
+            return
+        source = self.source
+        # The worker's loop reads the clock once a wake, for all its sources.
+        now = source.last_byte_at if source is not None else trio.current_time()
+        if receiver.buffered:
+            fence.kept(count)
+            first = self.first_delta_at is None
+        else:
+            first = fence.state is FenceState.OPEN
+            fence.sent(count)
+            if first and fence.owner is not None:
+                self._router.fleet.committed(fence.owner)
+        tally = self._router.tally
+        if first:
+            self.first_delta_at = now
+            tally.first_delta.observe(now - self.received_at)
+            if not receiver.buffered:
+                # From commit on the receiver keeps alive: a nearer deadline.
+                self._bell.ring()
+        else:
+            tally.between_deltas.observe(now - self.last_delta_at)
+        self.last_delta_at = now
+        self.delta_count += count
+        if taken is Taken.FULL and source is not None:
+            source.pause()
+            self._bell.ring()
+
+    def finished(self, finished: Finished) -> None:
+        """See ``ports.Delivery``."""
+        assignment = finished.assignment
+        if assignment != self.fence.owner:
+            self._count(Verdict.LATE)
+            return
+        self.source = None
+        taken = self._receiver.finish(finished)
+        now = trio.current_time()
+        self._router.apply(self._router.fleet.finished(assignment, now))
+        gone = taken is Taken.GONE
+        self._end("cancelled" if gone else "completed", "client" if gone else "worker")
+
+    def failed(self, assignment: AssignmentId, fault: Fault) -> None:
+        """See ``ports.Delivery``."""
+        if assignment != self.fence.owner:
+            self._count(Verdict.LATE)
+            return
+        self.source = None
+        router = self._router
+        router.apply(router.fleet.failed(assignment, fault, trio.current_time()))
+        if self.outcome is None:
+            router.tally.failovers[fault.kind.value] += 1
+            self._bell.ring()
+
+    # --- calls from the router ---------------------------------------------
+
+    def granted(self, grant: Grant) -> None:
+        """The fleet handed out a permit for this request."""
+        self._grant = grant
+        self._bell.ring()
+
+    def lost(self, assignment: AssignmentId) -> None:
+        """The fleet has ended *assignment*: close its upstream."""
+        if self._grant is not None and self._grant.assignment == assignment:
+            self._grant = None
+        self._close_source()
+
+    def refused(self, fault: Fault) -> None:
+        """The fleet has ended the request; tell the client (A3)."""
+        self.fault = fault
+        self._close_source()
+        self._tell(fault)
+        self._end("failed", "router" if fault.row.status == 429 else "worker")  # noqa: PLR2004
+
+    def cancel(self, fault: Fault) -> None:
+        """End the request from outside its client and its worker."""
+        if self.outcome is not None:
+            return
+        self.fault = fault
+        self._leave()
+        self._tell(fault)
+        cancelled = fault.kind is FaultKind.CANCELLED
+        self._end("cancelled" if cancelled else "failed", "router")
+
+    def gone(self) -> None:
+        """The client is gone: nothing more is admitted from here on (A7, F6).
+
+        Synchronous and first: fence, permit, upstream. Idempotent.
+        """
+        if self.outcome is not None:
+            return
+        tally = self._router.tally
+        before = trio.current_time()
+        self._leave()
+        tally.disconnects[self.phase_at_end] += 1
+        tally.cancel_latency.observe(trio.current_time() - before)
+        self._end("cancelled", "client")
+
+    @property
+    def silent_since(self) -> float:
+        """When this request's silence before its head began (W2)."""
+        return inf if self.source is None else self.source.last_byte_at
+
+    @property
+    def partial_head(self) -> bool:
+        """Part of a head has come."""
+        return self.source is not None and self.source.partial_head
+
+    def polled(self, state: WaitState) -> None:
+        """Take one tick of the silence before the head (W3-W5)."""
+        if self._wait is None:
+            self._wait = Wait(self._router.limits.budgets)
+        verdict = self._wait.poll(state)
+        self.wait_state = state
+        self._router.tally.waits[state.value] += 1
+        if isinstance(verdict, Fault):
+            self._give_up(verdict)
+
+    # --- endings -----------------------------------------------------------
+
+    def _give_up(self, fault: Fault) -> None:
+        """End the attempt from our side."""
+        owner = self.fence.owner
+        if owner is None:
+            return
+        source, self.source = self.source, None
+        self.failed(owner, fault)
+        if source is not None:
+            source.close()
+
+    def _leave(self) -> None:
+        """Revoke, take the permit back, close the upstream: in this order."""
+        router = self._router
+        self.phase_at_end = self.phase_name()
+        if self.request in router.fleet.requests:
+            commands = router.fleet.leave(self.request, trio.current_time())
+            self._close_source()
+            router.apply(commands)
+        self._grant = None
+
+    def phase_name(self) -> str:
+        """Say where the request is: an A1 phase, finer while it is offered."""
+        phase = self.attempts.phase
+        source = self.source
+        if phase is Phase.OFFERED and source is not None:
+            return str(source.phase.value)
+        return phase.value
+
+    def _close_source(self) -> None:
+        source, self.source = self.source, None
+        if source is not None:
+            source.close()
+
+    def _tell(self, fault: Fault) -> None:
+        try:
+            self._receiver.fail(fault)
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: it ends this request only
+            self._router.report_bug("fail", bug)
+
+    def _end(self, outcome: str, closed_by: str) -> None:
+        self.outcome = outcome
+        self.closed_by = closed_by
+        self.ended_at = trio.current_time()
+        self._bell.ring()
+
+    def _has_room(self) -> None:
+        source = self.source
+        if source is not None and source.paused:
+            source.resume()
+            self._bell.ring()
+
+    def _count(self, verdict: Verdict) -> None:
+        name = verdict.value
+        self.verdicts[name] = self.verdicts.get(name, 0) + 1
+        self._router.tally.verdicts[name] += 1
+
+
+def _internal() -> Fault:
+    return Fault(FaultKind.INTERNAL, "an error of the router's own")

@@ -1,0 +1,201 @@
+"""Receivers for programs: a bounded queue of deltas, and a whole completion."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Final, Self
+
+import attrs
+
+from router.engine.bell import Bell
+from router.errors import Fault, FaultKind, RequestFailed
+from router.ids import WorkerId
+from router.messages import Delta, Finished, FinishReason, Kind, Usage
+from router.ports import Taken
+
+#: Deltas that wait for the program before its worker is paused, and until it
+#: is resumed: a few engine steps of a slow reader.
+HIGH: Final = 256
+LOW: Final = 64
+
+
+def _nothing() -> None:
+    """Stand in until ``attach``."""
+
+
+class _Untimed:
+    """What receivers without a wire have in common: no clocks, no head."""
+
+    _on_room: Callable[[], None] = staticmethod(_nothing)
+    _on_gone: Callable[[], None] = staticmethod(_nothing)
+
+    def attach(self, on_room: Callable[[], None], on_gone: Callable[[], None]) -> None:
+        """See ``ports.Receiver``."""
+        self._on_room = on_room
+        self._on_gone = on_gone
+
+    def routed(self, worker: WorkerId, attempts: int) -> None:
+        """See ``ports.Receiver``. A program asks ``receipt`` for this."""
+
+    def due(self, now: float) -> float:  # noqa: ARG002 - the port's signature
+        """See ``ports.Receiver``: nothing is due by time."""
+        return inf
+
+    def tick(self, now: float) -> Taken:  # noqa: ARG002 - the port's signature
+        """See ``ports.Receiver``: never called."""
+        return Taken.MORE
+
+
+class DeltaQueue(_Untimed):
+    """An async iterator over the deltas of one request.
+
+    One task reads it. ``finished`` is set once the last delta was read of an
+    answer that is whole.
+    """
+
+    buffered = False
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.finished: Finished | None = None
+        self._deltas: deque[Delta] = deque()
+        self._end: Finished | Fault | None = None
+        self._bell = Bell()
+        self._closed = False
+        self._any = False
+
+    def take(self, deltas: Sequence[Delta]) -> Taken:
+        """See ``ports.Receiver``. Holds ``HIGH`` and the batch that passed it."""
+        if self._closed:
+            return Taken.GONE
+        self._any = True
+        self._deltas.extend(deltas)
+        self._bell.ring()
+        return Taken.FULL if len(self._deltas) >= HIGH else Taken.MORE
+
+    def finish(self, finished: Finished) -> Taken:
+        """See ``ports.Receiver``."""
+        self._end = finished
+        self._bell.ring()
+        return Taken.GONE if self._closed else Taken.MORE
+
+    def fail(self, fault: Fault) -> None:
+        """See ``ports.Receiver``."""
+        self._end = fault
+        self._bell.ring()
+
+    def restart(self) -> None:
+        """See ``ports.Receiver``: nothing was handed over yet."""
+
+    def close(self) -> None:
+        """The reader has left. Not a checkpoint."""
+        self._closed = True
+        self._deltas.clear()
+
+    def __aiter__(self) -> Self:
+        """Iterate over the deltas."""
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Wait for the next delta. A checkpoint only if it must wait.
+
+        Cancelled: no delta is lost.
+
+        Raises:
+            StopAsyncIteration: the answer was whole; see ``finished``.
+            RequestFailed: it was not (F7).
+        """
+        while not self._deltas:
+            if isinstance(self._end, Finished):
+                self.finished = self._end
+                raise StopAsyncIteration
+            if self._end is not None:
+                raise RequestFailed(self._end, committed=self._any)
+            await self._bell.wait_until(inf)
+        delta = self._deltas.popleft()
+        if len(self._deltas) == LOW:
+            self._on_room()
+        return delta
+
+
+@attrs.frozen
+class ToolCall:
+    """One whole tool call; ``arguments`` is the model's JSON text, unchecked."""
+
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+@attrs.frozen
+class Completion:
+    """A whole answer."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    reason: FinishReason
+    usage: Usage | None
+
+
+class CompletionReceiver(_Untimed):
+    """Gathers one whole answer; a loss on the way starts it over (A5)."""
+
+    buffered = True
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._deltas: list[Delta] = []
+        self._end: Finished | Fault | None = None
+
+    def take(self, deltas: Sequence[Delta]) -> Taken:
+        """See ``ports.Receiver``."""
+        self._deltas.extend(deltas)
+        return Taken.MORE
+
+    def finish(self, finished: Finished) -> Taken:
+        """See ``ports.Receiver``."""
+        self._end = finished
+        return Taken.MORE
+
+    def fail(self, fault: Fault) -> None:
+        """See ``ports.Receiver``."""
+        self._end = fault
+
+    def restart(self) -> None:
+        """See ``ports.Receiver``."""
+        self._deltas.clear()
+
+    def completion(self) -> Completion:
+        """Put the answer together.
+
+        Raises:
+            RequestFailed: there is none.
+        """
+        if not isinstance(self._end, Finished):
+            raise RequestFailed(
+                self._end or Fault(FaultKind.CANCELLED, "the request was cancelled")
+            )
+        calls: dict[int, list[Delta]] = {}
+        for delta in self._deltas:
+            if delta.tool is not None:
+                calls.setdefault(delta.tool.index, []).append(delta)
+        return Completion(
+            self._join(Kind.TEXT),
+            self._join(Kind.REASONING),
+            tuple(_tool_call(parts) for _, parts in sorted(calls.items())),
+            self._end.reason,
+            self._end.usage,
+        )
+
+    def _join(self, kind: Kind) -> str:
+        return "".join(d.text for d in self._deltas if d.kind is kind)
+
+
+def _tool_call(parts: list[Delta]) -> ToolCall:
+    tools = [p.tool for p in parts if p.tool is not None]
+    return ToolCall(
+        next((t.id for t in tools if t.id), None),
+        next((t.name for t in tools if t.name), None),
+        "".join(p.text for p in parts),
+    )

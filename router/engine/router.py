@@ -1,0 +1,378 @@
+"""The router itself: fleet, workers and flights of one Trio run.
+
+Its calls are synchronous unless they say otherwise, and belong to the Trio run
+that opened it. Rules E1, E3, L1, O6, X3 of the contract.
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from math import inf
+from typing import Any, Final
+
+import attrs
+import trio
+
+from router.catalog import Catalog
+from router.commands import Check, Command, Grant, Lose, Refuse, Rest, Settle
+from router.crew import Member
+from router.engine.flight import Flight
+from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
+from router.engine.records import Receipts, flight_record, member_status
+from router.errors import Fault, FaultKind, LocalError, RequestFailed
+from router.fleet import Fleet
+from router.ids import RequestId, WorkerId
+from router.lifecycle import Event, State
+from router.messages import Job
+from router.ports import Receiver, SourcePhase, Worker
+from router.settings import Settings
+from router.supervise import Keeper
+from router.tally import Tally
+from router.waiting import Budgets
+
+log: Final = logging.getLogger("fencepost")
+
+#: Receipts of finished requests that are kept for ``/status/requests`` (X3).
+RECEIPTS_MAX: Final = 1_000
+#: Models with a counter of their own; those beyond share "other" (X1).
+MODEL_LABELS_MAX: Final = 100
+
+
+@attrs.frozen
+class Limits:
+    """The waits of one router, in seconds; inf: off."""
+
+    connect_s: float
+    liveness_s: float
+    first_delta_s: float
+    usage_wait_s: float
+    budgets: Budgets
+
+
+@attrs.frozen
+class ModelCard:
+    """One entry of the list of models (O2)."""
+
+    id: str
+    created: int
+    """Unix seconds: when this router began to serve."""
+    owned_by: str = "fencepost"
+
+
+class Router:
+    """What ``open_router`` gives: serve jobs, ask how things are, steer workers."""
+
+    def __init__(self, settings: Settings, rng: random.Random) -> None:
+        """Build the machine; ``open_router`` brings it to life."""
+        waits = settings.waits
+        self.settings = settings
+        self.tally = Tally()
+        self.fleet = Fleet(settings.router, waits, rng)
+        self.workers: dict[WorkerId, Worker] = {}
+        self.flights: dict[RequestId, Flight] = {}
+        self.limits = Limits(
+            waits.connect_ms / 1000,
+            waits.liveness_ms / 1000,
+            waits.first_delta_ms / 1000 or inf,
+            waits.usage_wait_ms / 1000,
+            Budgets(
+                waits.poll_ms / 1000,
+                waits.busy_wait_ms / 1000,
+                waits.idle_grace_ms / 1000,
+                waits.load_wait_ms / 1000,
+            ),
+        )
+        #: Called once per request with its flat record (X2).
+        self.on_request_end: Callable[[Mapping[str, object]], None] | None = None
+        self._rng = rng
+        self._catalog = Catalog(settings.models)
+        self._keepers: dict[WorkerId, Keeper] = {}
+        self._receipts = Receipts(RECEIPTS_MAX)
+        self._refusal: Fault | None = None
+        self._created = int(time.time())
+        self._labels: set[str] = set()
+
+    # --- requests ----------------------------------------------------------
+
+    async def serve(
+        self,
+        job: Job,
+        receiver: Receiver,
+        *,
+        request: RequestId,
+        client_ref: str | None = None,
+    ) -> None:
+        """See one request to its end; *receiver* has been told how it ended.
+
+        A checkpoint, unless it is refused at once. Cancelled: the client
+        counts as gone; fence, upstream and permit are let go at once (A7).
+
+        Args:
+            job: with its ``target`` resolved.
+            receiver: new, and used for this request alone.
+            request: from ``new_request_id``.
+            client_ref: the client's own name for it, for the records.
+        """
+        flight = Flight(self, request, job, receiver, client_ref, trio.current_time())
+        if self._refusal is not None:
+            flight.refused(self._refusal)
+            self.record(flight)
+            return
+        for name in job.ignored:
+            self.tally.ignored_fields[name] += 1
+        await flight.run()
+
+    @asynccontextmanager
+    async def stream(self, job: Job) -> AsyncIterator[DeltaQueue]:
+        """Stream *job*: ``async with router.stream(job) as deltas``.
+
+        Iterate what it yields: deltas in order, no gaps; ``finished`` is set
+        after the last. Leaving the block early is the disconnect.
+
+        Raises:
+            RequestFailed: from the iteration: the answer is not whole.
+        """
+        job = self._resolved(job)
+        queue = DeltaQueue()
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_queue, job, queue)
+            try:
+                yield queue
+            except Exception as raised:  # noqa: BLE001 - re-raised below, unwrapped
+                failure = raised
+            finally:
+                queue.close()
+                nursery.cancel_scope.cancel()
+        if failure is not None:
+            # Outside of the nursery: callers see their own exception, not a
+            # group of our internals (B126).
+            raise failure
+
+    async def _serve_queue(self, job: Job, queue: DeltaQueue) -> None:
+        await self.serve(job, queue, request=self.new_request_id())
+
+    async def complete(self, job: Job) -> Completion:
+        """Answer *job* whole. A checkpoint. Cancelled: the client is gone.
+
+        Raises:
+            RequestFailed: no whole answer could be had.
+        """
+        receiver = CompletionReceiver()
+        await self.serve(
+            self._resolved(job), receiver, request=self.new_request_id()
+        )
+        return receiver.completion()
+
+    def _resolved(self, job: Job) -> Job:
+        if job.target:
+            return job
+        target = self.resolve(job.model)
+        if target is None:
+            raise RequestFailed(
+                Fault(FaultKind.MODEL_NOT_FOUND, "no worker serves this model")
+            )
+        return attrs.evolve(job, target=target)
+
+    def new_request_id(self) -> RequestId:
+        """Make an id that sorts by birth and no other router will make (F2)."""
+        return RequestId(f"req_{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}")
+
+    def cancel(self, request: str) -> bool:
+        """End a live request on an operator's word; False: there is none."""
+        flight = self.flights.get(RequestId(request))
+        if flight is None:
+            return False
+        flight.cancel(Fault(FaultKind.CANCELLED, "cancelled by the operator"))
+        return True
+
+    # --- models ------------------------------------------------------------
+
+    def resolve(self, model: str) -> str | None:
+        """Find the name that workers are asked for; None: no such model (O6).
+
+        Raises:
+            RequestFailed: a worker that was never seen may yet name it.
+        """
+        fleet = self.fleet
+        target = self._catalog.target(model, fleet.models)
+        if target is None or target not in fleet.models:
+            if fleet.still_unknown(trio.current_time()):
+                raise RequestFailed(
+                    Fault(
+                        FaultKind.MODEL_LOADING,
+                        "a worker that may serve this model is still coming up",
+                        retry_after=1.0,
+                    )
+                )
+            return None
+        if not fleet.ready_for(target):
+            fallback = self._catalog.fallback(target)
+            if fallback is not None and fleet.ready_for(fallback):
+                return fallback
+        return target
+
+    def model_cards(self) -> list[ModelCard]:
+        """List the models of ready workers, and their aliases, by name (O2)."""
+        names = {m for m in self.fleet.models if self.fleet.ready_for(m)}
+        names |= {a for a, target in self._catalog.aliases().items() if target in names}
+        return [ModelCard(name, self._created) for name in sorted(names)]
+
+    # --- state -------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """A worker serves, and the router is not stopping (D4)."""
+        return self._refusal is None and any(
+            m.serving for m in self.fleet.members.values()
+        )
+
+    @property
+    def active(self) -> int:
+        """Requests under way, waiting ones included."""
+        return len(self.flights)
+
+    def status(self) -> dict[str, Any]:
+        """Show everything at one moment, fit for JSON."""
+        now = trio.current_time()
+        return {
+            "ready": self.ready,
+            "stopping": self._refusal is not None,
+            "workers": [
+                member_status(m, self._keepers.get(m.id), now)
+                for m in self.fleet.members.values()
+            ],
+            "queues": self.fleet.room.depths(),
+            "requests": [flight_record(f, now) for f in self.flights.values()],
+            "verdicts": dict(self.tally.verdicts),
+        }
+
+    def receipt(self, request: str) -> Mapping[str, object] | None:
+        """Show one request, live or among the last that ended (X3)."""
+        flight = self.flights.get(RequestId(request))
+        if flight is not None:
+            return flight_record(flight, trio.current_time())
+        return self._receipts.get(request)
+
+    def record(self, flight: Flight) -> None:
+        """Keep what is known of a request that has ended."""
+        now = trio.current_time()
+        model = flight.job.target
+        if model not in self._labels:
+            if len(self._labels) < MODEL_LABELS_MAX:
+                self._labels.add(model)
+            else:
+                model = "other"
+        self.tally.requests[model, flight.outcome or "failed"] += 1
+        self.tally.duration.observe(now - flight.received_at)
+        record = flight_record(flight, now)
+        self._receipts.add(flight.request, record)
+        if self.on_request_end is not None:
+            self.on_request_end(record)
+
+    # --- steering ----------------------------------------------------------
+
+    def drain(self, worker: str) -> bool:
+        """Give *worker* no new work; what runs may finish (L5). False: no such."""
+        return self._steer(worker, Event.DRAIN)
+
+    def undrain(self, worker: str) -> bool:
+        """Take a drained worker back, once a probe answers. False: not drained."""
+        member = self.fleet.members.get(WorkerId(worker))
+        if member is None or member.life.state is not State.DRAINING:
+            return False
+        return self._steer(worker, Event.UNDRAIN)
+
+    def cut(self, worker: str) -> bool:
+        """End what still runs on *worker*: its drain has lasted long enough."""
+        member = self.fleet.members.get(WorkerId(worker))
+        if member is None:
+            return False
+        fault = Fault(FaultKind.DRAINED, "the worker was drained")
+        self.apply(self.fleet.cut(member.id, fault, trio.current_time()))
+        return True
+
+    def _steer(self, worker: str, event: Event) -> bool:
+        member = self.fleet.members.get(WorkerId(worker))
+        if member is None or member.life.state is State.GONE:
+            return False
+        self.apply(self.fleet.learned(member.id, event, trio.current_time()))
+        self._keepers[member.id].check()
+        return True
+
+    def refuse_new(self, fault: Fault) -> None:
+        """Refuse all that waits, and all that comes from now on (D3)."""
+        self._refusal = fault
+        self.apply(self.fleet.refuse_waiting(fault, trio.current_time()))
+
+    def cut_all(self, fault: Fault) -> None:
+        """End every live request with *fault*: the drain is over (D3)."""
+        for flight in list(self.flights.values()):
+            flight.cancel(fault)
+
+    # --- workers -----------------------------------------------------------
+
+    def add(self, worker: Worker, *, slots: int | None, models: tuple[str, ...]) -> Keeper:
+        """Take *worker* into the fleet; its keeper must then be run."""
+        self.fleet.add_worker(
+            worker.id,
+            trio.current_time(),
+            slots=slots,
+            models=models,
+            settle_s=worker.settle_s,
+        )
+        self.workers[worker.id] = worker
+        keeper = Keeper(worker, self, self.settings.waits, self._rng)
+        self._keepers[worker.id] = keeper
+        return keeper
+
+    def silent(self, worker: WorkerId) -> list[Flight]:
+        """See ``supervise.Shell``."""
+        return [
+            flight
+            for member in (self.fleet.members.get(worker),)
+            if member is not None
+            for assignment in member.held
+            if (flight := self.flights.get(assignment.request)) is not None
+            and flight.source is not None
+            and flight.source.phase is SourcePhase.AWAITING_HEAD
+        ]
+
+    def heard_at(self, worker: WorkerId) -> float:
+        """See ``supervise.Shell``."""
+        return max(
+            (
+                flight.source.last_byte_at
+                for assignment in self.fleet.members[worker].held
+                if (flight := self.flights.get(assignment.request)) is not None
+                and flight.source is not None
+                and flight.source.phase is SourcePhase.STREAMING
+            ),
+            default=-inf,
+        )
+
+    def apply(self, commands: Sequence[Command]) -> None:
+        """Carry out what the fleet asks for, in order."""
+        for command in commands:
+            match command:
+                case Grant(assignment=assignment, worker=worker):
+                    self.tally.attempts[worker] += 1
+                    self.flights[assignment.request].granted(command)
+                case Refuse(request=request, fault=fault):
+                    self.flights[request].refused(fault)
+                case Lose(assignment=assignment):
+                    self.flights[assignment.request].lost(assignment)
+                case Settle(worker=worker):
+                    self._keepers[worker].settle()
+                case Check(worker=worker):
+                    self._keepers[worker].check()
+                case Rest(worker=worker, until=until):
+                    self._keepers[worker].rest(until)
+
+    def report_bug(self, where: str, bug: BaseException) -> None:
+        """Log and count an exception that is kept to one request (L1)."""
+        self.tally.bugs[where] += 1
+        log.error("a bug, kept to one request (%s)", where, exc_info=bug)

@@ -1,0 +1,314 @@
+"""Keep one worker for as long as the router runs.
+
+A keeper is one nursery: it reads the worker's sources, probes it, watches the
+silence of requests that wait for a head, and times permits that settle. What
+it learns goes to the fleet as events. A fault of the worker never leaves it; a
+bug does, and ends the router on purpose (L1). Rules L1-L4, L9, S3, W2, W5.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from router.commands import Command
+from router.fleet import Fleet
+from router.ids import WorkerId
+from router.lifecycle import COMING, SERVING, Event, State
+from router.messages import Probe, ProbeResult, SlotView
+from router.ports import Worker
+from router.settings import WaitSettings
+from router.tally import Tally
+from router.waiting import WaitState, classify
+
+log: Final = logging.getLogger("fencepost.workers")
+
+#: Seconds between two probes of a worker that serves, and of one that is
+#: coming up: an operator who starts a worker looks at the screen.
+WATCH_S: Final = 2.0
+KNOCK_S: Final = 0.5
+#: A probe's own limit: an engine in the middle of a long batch answers late.
+PROBE_WITHIN_S: Final = 5.0
+#: Soft misses in a row before a silent worker counts as lost (L3).
+SOFT_MISSES: Final = 3
+#: Backoff of probes to a lost worker, in seconds (L3).
+BACKOFF_S: Final = (0.5, 30.0)
+#: First and longest gap between two looks at a settling slot (S3).
+SETTLE_GAP_S: Final = (0.05, 1.0)
+
+
+class Silent(Protocol):
+    """A request that waits for its head, as the keeper sees it."""
+
+    @property
+    def silent_since(self) -> float:
+        """When its silence began, on Trio's clock."""
+
+    @property
+    def partial_head(self) -> bool:
+        """Part of a head has come."""
+
+    def polled(self, state: WaitState) -> None:
+        """Take one tick's verdict (W3-W5)."""
+
+
+class Shell(Protocol):
+    """What a keeper needs of the router around it."""
+
+    fleet: Fleet
+    tally: Tally
+
+    def apply(self, commands: Sequence[Command]) -> None:
+        """Carry out what the fleet asks for."""
+
+    def silent(self, worker: WorkerId) -> Sequence[Silent]:
+        """List the requests on *worker* that wait for a head."""
+
+    def heard_at(self, worker: WorkerId) -> float:
+        """Say when a byte of any live answer last came from *worker*."""
+
+
+class Keeper:
+    """The supervision of one worker. Its public calls are synchronous."""
+
+    def __init__(
+        self, worker: Worker, shell: Shell, waits: WaitSettings, rng: random.Random
+    ) -> None:
+        """*rng* spreads the probes of many workers and routers."""
+        self.worker = worker
+        self._shell = shell
+        self._fleet = shell.fleet
+        self._rng = rng
+        self._poll_s = waits.poll_ms / 1000
+        self._ghost_s = waits.ghost_ms / 1000
+        self._scope = trio.CancelScope()
+        self._check = trio.Event()
+        self._settle = trio.Event()
+        self._rest = trio.Event()
+        self._rest_until = 0.0
+        self._missed = 0
+        self.last_probe: Probe | None = None
+
+    async def run(self) -> None:
+        """Keep the worker until ``dismiss``, or until cancelled."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.worker.run)
+                nursery.start_soon(self._watch)
+                nursery.start_soon(self._poll)
+                nursery.start_soon(self._settle_permits)
+                nursery.start_soon(self._wake_after_rests)
+
+    def dismiss(self) -> None:
+        """End ``run``: the worker was removed. Not a checkpoint."""
+        self._scope.cancel()
+
+    def check(self) -> None:
+        """Probe at once. Not a checkpoint."""
+        self._check.set()
+
+    def settle(self) -> None:
+        """A permit has begun to settle. Not a checkpoint."""
+        self._settle.set()
+
+    def rest(self, until: float) -> None:
+        """Call the fleet's ``dispatch`` at *until*. Not a checkpoint."""
+        self._rest_until = until
+        self._rest.set()
+
+    # --- readiness ---------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Probe for ever; what is found goes to the fleet."""
+        backoff = BACKOFF_S[0]
+        while True:
+            self._check = trio.Event()
+            asked_at = trio.current_time()
+            probe = await self._probe()
+            self.last_probe = probe
+            self._learn(probe, asked_at)
+            state = self._state()
+            if state in SERVING or state is State.DRAINING:
+                backoff, pause = BACKOFF_S[0], WATCH_S
+            elif state in COMING:
+                backoff, pause = BACKOFF_S[0], KNOCK_S
+            else:
+                pause = backoff
+                backoff = min(BACKOFF_S[1], backoff * 2)
+            with trio.move_on_after(pause * self._rng.uniform(0.75, 1.0)):
+                await self._check.wait()
+
+    async def _probe(self) -> Probe:
+        with trio.move_on_after(PROBE_WITHIN_S):
+            return await self.worker.probe()
+        return Probe(ProbeResult.SILENT, "no answer in time")
+
+    def _learn(self, probe: Probe, asked_at: float) -> None:
+        """Turn one probe into an event of the fleet."""
+        now = trio.current_time()
+        before = self._state()
+        worker, learned = self.worker.id, self._fleet.learned
+        if probe.result is not ProbeResult.SILENT:
+            self._missed = 0
+        match probe.result:
+            case ProbeResult.ANSWERED if probe.discovery is not None:
+                started = self._fleet.members[worker].started_at
+                commands = self._fleet.answered(worker, probe.discovery, now)
+                if started not in {None, self._fleet.members[worker].started_at}:
+                    self._shell.tally.restarts[worker] += 1
+            case ProbeResult.LOADING:
+                commands = learned(worker, Event.LOADS, now, detail=probe.detail)
+            case ProbeResult.UNAUTHORIZED:
+                commands = learned(
+                    worker,
+                    Event.UNFIT,
+                    now,
+                    reason="unauthorized",
+                    detail=probe.detail,
+                )
+            case ProbeResult.REFUSED:
+                commands = learned(worker, Event.MISSED, now, detail=probe.detail)
+            case _:
+                if not self._believes_a_miss(asked_at):
+                    return
+                commands = learned(worker, Event.MISSED, now, detail=probe.detail)
+        self._shell.apply(commands)
+        after = self._state()
+        if after is not before:
+            life = self._fleet.members[worker].life
+            log.info(
+                "worker %s: %s -> %s (%s) %s",
+                worker,
+                before.value,
+                after.value,
+                life.reason,
+                life.detail,
+            )
+
+    def _believes_a_miss(self, asked_at: float) -> bool:
+        """Weigh soft evidence: silence of the health path alone (L3, B115)."""
+        member = self._fleet.members[self.worker.id]
+        if not member.serving:
+            return True
+        if self._shell.heard_at(self.worker.id) >= asked_at:
+            self._missed = 0
+            return False
+        self._missed += 1
+        others = any(
+            other.serving
+            for model in member.models
+            for other in self._fleet.models.get(model, ())
+            if other is not member
+        )
+        return self._missed >= SOFT_MISSES and others
+
+    def _state(self) -> State:
+        return self._fleet.members[self.worker.id].life.state
+
+    # --- silence before the head -------------------------------------------
+
+    async def _poll(self) -> None:
+        """Classify every silent request of this worker on a fixed grid (W2)."""
+        tick = trio.current_time()
+        while True:
+            tick += self._poll_s
+            await trio.sleep_until(tick)
+            silent = self._silent()
+            if not silent:
+                continue
+            slots: SlotView | None = None
+            alive: bool | None = None
+            if any(not s.partial_head for s in silent):
+                with trio.move_on_after(self._poll_s):
+                    if self.worker.settles_by_probe:
+                        slots = await self.worker.slot_view()
+                    else:
+                        alive = await self.worker.alive()
+            if not self.worker.settles_by_probe:
+                alive = bool(alive)
+            member = self._fleet.members[self.worker.id]
+            still = set(map(id, self._silent()))
+            for waiting in silent:
+                # Its head may have come, or its client gone, while we asked.
+                if id(waiting) in still:
+                    waiting.polled(
+                        classify(
+                            waiting.partial_head,
+                            slots,
+                            alive,
+                            len(member.held),
+                            member.slots,
+                        )
+                    )
+
+    def _silent(self) -> list[Silent]:
+        """List who has been silent for this tick: half a poll or more, so that
+        a budget ends within half a poll of its time."""
+        since = trio.current_time() - self._poll_s / 2
+        return [
+            s for s in self._shell.silent(self.worker.id) if s.silent_since <= since
+        ]
+
+    # --- permits that settle -----------------------------------------------
+
+    async def _settle_permits(self) -> None:
+        """Give permits back when their slots are free again (S3)."""
+        member = self._fleet.members[self.worker.id]
+        gap = SETTLE_GAP_S[0]
+        while True:
+            if not member.settling:
+                self._settle = trio.Event()
+                await self._settle.wait()
+                gap = SETTLE_GAP_S[0]
+            await trio.sleep(gap)
+            gap = min(SETTLE_GAP_S[1], gap * 2)
+            asked_at = trio.current_time()
+            view: SlotView | None = None
+            if self.worker.settles_by_probe:
+                with trio.move_on_after(max(self._poll_s, gap)):
+                    view = await self.worker.slot_view()
+            self._judge_settling(view, asked_at)
+
+    def _judge_settling(self, view: SlotView | None, asked_at: float) -> None:
+        member = self._fleet.members[self.worker.id]
+        now = trio.current_time()
+        waiting = [a for a, since in member.settling.items() if since <= asked_at]
+        if view is not None:
+            # Work beyond our live assignments may be what we let go, or may be
+            # a foreign client's: believe the worse (B04).
+            still = max(0, view.processing - len(member.held))
+            free = waiting[: max(0, len(waiting) - still)]
+        else:
+            free = [a for a in waiting if now - member.settling[a] >= member.settle_s]
+        late = [a for a in waiting if now - member.settling[a] >= self._ghost_s]
+        for assignment in dict.fromkeys((*free, *late)):
+            self._shell.tally.settle.observe(now - member.settling[assignment])
+            self._shell.apply(
+                self._fleet.settled(self.worker.id, assignment, now)
+            )
+        for assignment, since in member.settling.items():
+            if now - since >= member.settle_s and assignment not in member.ghosts:
+                member.ghosts.add(assignment)
+                self._shell.tally.ghosts[self.worker.id] += 1
+                log.warning(
+                    "worker %s: a slot still works for a request that has left",
+                    self.worker.id,
+                )
+
+    # --- rests -------------------------------------------------------------
+
+    async def _wake_after_rests(self) -> None:
+        """Let waiters have the worker as soon as its rest is over (A8)."""
+        while True:
+            self._rest = trio.Event()
+            if trio.current_time() >= self._rest_until:
+                await self._rest.wait()
+                continue
+            await trio.sleep_until(self._rest_until)
+            self._shell.apply(
+                self._fleet.dispatch(self.worker.id, trio.current_time())
+            )
+
+
