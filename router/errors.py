@@ -259,6 +259,8 @@ class Fault:
     """Seconds, as the worker asked or as we computed."""
     param: str | None = None
     """The request field at fault, where the worker named one."""
+    code: str | None = None
+    """The worker's own error code as a string, where it gave one (O5)."""
 
     @property
     def row(self) -> FaultRow:

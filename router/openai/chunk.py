@@ -1,0 +1,80 @@
+"""One event of an engine's stream, as far as the router looks at it.
+
+Tolerant of what engines leave out or send as null (B48, B50); fields that are
+not named here are skipped unread. Decoded once per token: plain structs.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+
+class Function(msgspec.Struct, gc=False):
+    """The function part of a tool call fragment."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class Call(msgspec.Struct, gc=False):
+    """One fragment of one tool call."""
+
+    index: int | None = None
+    id: str | None = None
+    function: Function | None = None
+
+
+class Fields(msgspec.Struct, gc=False):
+    """``choices[].delta``; fields that are not named here are not looked at."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """vLLM's name for it."""
+    refusal: str | None = None
+    tool_calls: list[Call] | None = None
+
+
+class Choice(msgspec.Struct, gc=False):
+    """One of ``choices``."""
+
+    index: int | None = None
+    delta: Fields | None = None
+    finish_reason: str | None = None
+    logprobs: dict[str, msgspec.Raw] | None = None
+    stop_reason: Any = None
+    """What matched: the client's string, or a token's number (vLLM)."""
+    matched_stop: Any = None
+    """The same (SGLang)."""
+
+
+class Details(msgspec.Struct, gc=False):
+    """What the token counts are made of."""
+
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class Counted(msgspec.Struct, gc=False):
+    """``usage``."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    completion_tokens_details: Details | None = None
+    reasoning_tokens: int | None = None
+    """SGLang has it here."""
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """One ``data:`` of a stream, or an error in its place."""
+
+    choices: list[Choice] | None = None
+    usage: Counted | None = None
+    error: Any = None
+    object: str | None = None
+    detail: Any = None
+
+
+#: Raises msgspec.MsgspecError, and RecursionError for what nests too deep.
+decode_chunk: Final = msgspec.json.Decoder(Chunk).decode
