@@ -228,11 +228,12 @@ def _read(body: bytes) -> _Said:
         inner = found.get("error") or found.get("detail")
         if isinstance(inner, list):
             return _read_validation(inner)
-        if isinstance(inner, dict | str):
+        if isinstance(inner, dict):
             found = inner
-    if isinstance(found, dict):
         return _Said(
-            message=_word(found.get("message")) or _word(found.get("msg")) or "",
+            message=_word(inner)
+            or _word(found.get("message"))
+            or _word(found.get("msg")),
             error_type=_short(found.get("type")),
             param=_short(found.get("param")),
             code=_short(found.get("code")),
@@ -252,7 +253,7 @@ def _read_validation(faults: list[Any]) -> _Said:
     for fault in faults:
         if not isinstance(fault, dict):
             continue
-        messages.append(_word(fault.get("msg")) or "")
+        messages.append(_word(fault.get("msg")))
         where = fault.get("loc")
         if param is None and isinstance(where, list):
             param = ".".join(str(step) for step in where[1:])
@@ -267,8 +268,8 @@ def _json(body: bytes) -> Any:
         return None
 
 
-def _word(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _short(value: object) -> str | None:
