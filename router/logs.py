@@ -5,8 +5,10 @@ nothing here is global (E3), so a program that embeds a router keeps its own
 logging. A reader that is gone loses lines, and never stops the router.
 """
 
+import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, Protocol, TextIO
@@ -95,6 +97,46 @@ def request_line(
         lines.msg(_encoder.encode(line).decode())
 
     return write
+
+
+@contextmanager
+def bridged(log: Log, name: str) -> Iterator[None]:
+    """Bring what the library says through ``logging`` under *name* into *log*.
+
+    For the block only; then that logger is as it was.
+    """
+    logger = logging.getLogger(name)
+    before = logger.level, logger.propagate
+    bridge = _Bridge(log)
+    logger.addHandler(bridge)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(bridge)
+        logger.level, logger.propagate = before
+
+
+class _Bridge(logging.Handler):
+    """The end of ``logging`` that is our log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.INFO)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass one record on, with the trace of its exception."""
+        fields: dict[str, object] = {"logger": record.name}
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["exc_info"] = record.exc_info[1]
+        if record.levelno >= logging.ERROR:
+            say = self._log.error
+        elif record.levelno >= logging.WARNING:
+            say = self._log.warning
+        else:
+            say = self._log.info
+        say(record.getMessage(), **fields)
 
 
 def trace(error: BaseException) -> str:

@@ -48,6 +48,7 @@ RANKS: Final[Mapping[str, int]] = {
     "router.engine": 7,
     "router.edge": 8,
     "router.config": 9,
+    "router.display": 9,
     "router.logs": 9,
     "router.control": 10,
     "router.daemon": 11,

@@ -4,7 +4,6 @@ A check never converts a type: ``"8"`` is no number, ``true`` is no count. It
 raises ValueError with a sentence that fits behind ``path: ``.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from router.config.addresses import parse_address
+from router.edge.keys import Keys, KeysInvalid
 
 Check: TypeAlias = Callable[[Any], Any]
 
@@ -202,16 +202,16 @@ def path_from(directory: Path) -> Check:
     return check
 
 
-def readable_file(directory: Path) -> Check:
-    """Take the path of a file that we may read."""
+def keys_file(directory: Path) -> Check:
+    """Take the path of a file of client keys, and look into it (H8)."""
     path = path_from(directory)
 
     def check(value: Any) -> str:
         name: str = path(value)
-        if not Path(name).is_file():
-            raise ValueError(f"there is no file {name}")
-        if not os.access(name, os.R_OK):
-            raise ValueError(f"{name} cannot be read by this user")
+        try:
+            Keys.load(name)
+        except KeysInvalid as invalid:
+            raise ValueError(str(invalid)) from None
         return name
 
     return check
@@ -231,7 +231,7 @@ def checks(
             "client_stall_ms": ms(100),
             "drain_ms": ms(0),
             "lame_duck_ms": ms(0),
-            "api_keys_file": readable_file(directory),
+            "api_keys_file": keys_file(directory),
             "state_dir": path_from(directory),
         },
         "admin": {"listen": listen},

@@ -50,7 +50,7 @@ def test_d2_one_worker_and_nothing_else_gives_the_defaults() -> None:
 
 
 def test_d2_every_key_is_read(tmp_path: Path) -> None:
-    (tmp_path / "keys").touch()
+    (tmp_path / "keys").write_text("0" * 64)
     source = """
         [server]
         listen = ["127.0.0.1:8080", "unix:/run/f.sock", "[::1]:0"]
@@ -439,7 +439,18 @@ def test_d2_a_keys_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "keys"
 
     assert fault(f'[server]\napi_keys_file = "{path}"\n{WORKER}') == (
-        f"server.api_keys_file: there is no file {path}"
+        f"server.api_keys_file: {path}: No such file or directory"
+    )
+
+
+def test_d2_a_keys_file_with_a_key_in_the_clear_is_told_without_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("sk-secret\n")
+
+    assert fault(f'[server]\napi_keys_file = "{path}"\n{WORKER}') == (
+        f"server.api_keys_file: {path}:1: not a SHA-256 in hex"
     )
 
 

@@ -1,0 +1,267 @@
+"""The command line (D1, D5): ``fencepost serve``, ``check``, ``status`` and more.
+
+Exit codes: 0 done; 1 it could not start, or a running router said no; 2 what
+was asked for makes no sense: a bad configuration, a bad option.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from router.config import ConfigInvalid, load, of_urls, render
+from router.config.addresses import parse_address
+from router.control import Control, ControlFailed, admin_address
+from router.daemon import StartFailed, run_daemon
+from router.display import draw_status
+from router.logs import LogForm
+from router.settings import Settings
+
+FAILED: Final = 1
+REFUSED: Final = 2
+#: Seconds between two looks of ``status --watch``.
+WATCH_S: Final = 1.0
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+EXAMPLES: Final = """\b
+Examples:
+  fencepost demo
+  fencepost serve --worker http://127.0.0.1:8081 --worker http://gpu1:8000
+  fencepost serve --config /etc/fencepost.toml
+  fencepost check /etc/fencepost.toml
+  fencepost status --watch
+  fencepost drain gpu1
+"""
+
+
+@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fencepost", prog_name="fencepost")
+def main() -> None:
+    """Route LLM requests to GPU workers: every token once, in order.
+
+    Clients speak OpenAI HTTP to one address; behind it stand llama-server,
+    vLLM, SGLang, or anything that speaks the same.
+    """
+
+
+_CONFIG: Final = click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file; every key: docs/configuration.md.",
+)
+
+
+@main.command(
+    epilog="""\b
+Examples:
+  fencepost serve --worker http://127.0.0.1:8081
+  fencepost serve -w http://gpu0:8000 -w http://gpu1:8000 --listen 0.0.0.0:8080
+  fencepost serve --config fencepost.toml --log-format json
+"""
+)
+@_CONFIG
+@click.option(
+    "-w",
+    "--worker",
+    "workers",
+    multiple=True,
+    metavar="URL",
+    help="An engine's root, with or without /v1; w0, w1 … by place. Repeatable.",
+)
+@click.option(
+    "-l",
+    "--listen",
+    multiple=True,
+    metavar="ADDR",
+    help="host:port, [v6]:port or unix:/path for clients. Repeatable. "
+    "[default: 127.0.0.1:8080]",
+)
+@click.option(
+    "--admin",
+    metavar="ADDR",
+    help="Address for metrics, status and commands. "
+    "[default: a unix socket in the state folder]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice([form.value for form in LogForm]),
+    help="[default: console on a terminal, else json]",
+)
+def serve(
+    config: Path | None,
+    workers: tuple[str, ...],
+    listen: tuple[str, ...],
+    admin: str | None,
+    log_format: str | None,
+) -> None:
+    """Run the router until SIGTERM or Ctrl-C.
+
+    The first signal drains: new requests are refused, streams finish. The
+    second ends at once.
+    """
+    if (config is None) == (not workers):
+        raise click.UsageError("Give either --config FILE or --worker URL.")
+    try:
+        if config is None:
+            settings = of_urls(workers, listen=listen, admin=admin)
+        else:
+            settings = load(config, environ=os.environ, listen=listen, admin=admin)
+    except ConfigInvalid as invalid:
+        refuse(config, invalid)
+    form = LogForm(log_format) if log_format else default_form()
+    try:
+        run_daemon(settings, environ=os.environ, form=form, stream=sys.stderr)
+    except StartFailed as failure:
+        fail(failure)
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Validate a configuration FILE and show it with all defaults."""
+    try:
+        settings = load(file, environ=os.environ)
+    except ConfigInvalid as invalid:
+        refuse(file, invalid)
+    click.echo(render(settings), nl=False)
+
+
+def _meeting(command: _Command) -> _Command:
+    """Add the options that say which running router is meant."""
+    admin = click.option(
+        "--admin",
+        metavar="ADDR",
+        envvar="FENCEPOST_ADMIN",
+        show_envvar=True,
+        help="Admin address of the router. [default: as `serve` chooses it]",
+    )
+    return admin(_CONFIG(command))
+
+
+@main.command()
+@_meeting
+@click.option("--watch", is_flag=True, help="Look again every second.")
+@click.option("--json", "as_json", is_flag=True, help="Print what /status says.")
+def status(
+    config: Path | None, admin: str | None, *, watch: bool, as_json: bool
+) -> None:
+    """Show workers, queues and requests of a running router."""
+    control = meet(config, admin)
+    if as_json:
+        print_json(control, watch=watch)
+        return
+    console = Console(highlight=False, markup=False)
+    try:
+        if not watch:
+            console.print(draw_status(control.status()))
+            return
+        with Live(draw_status(control.status()), console=console) as live:
+            while True:
+                time.sleep(WATCH_S)
+                live.update(draw_status(control.status()))
+    except ControlFailed as failure:
+        fail(failure)
+    except KeyboardInterrupt:
+        return
+
+
+def print_json(control: Control, *, watch: bool) -> None:
+    """Print the status as JSON: once for people, or a line each second."""
+    try:
+        while True:
+            answer = control.status()
+            click.echo(json.dumps(answer, indent=None if watch else 2))
+            if not watch:
+                return
+            time.sleep(WATCH_S)
+    except ControlFailed as failure:
+        fail(failure)
+    except KeyboardInterrupt:
+        return
+
+
+@main.command()
+@_meeting
+@click.argument("worker")
+def drain(config: Path | None, admin: str | None, worker: str) -> None:
+    """Give WORKER no new requests; what runs on it may finish."""
+    order(config, admin, lambda control: control.drain(worker))
+    click.echo(f"{worker} drains; watch it with: fencepost status --watch")
+
+
+@main.command()
+@_meeting
+@click.argument("worker")
+def undrain(config: Path | None, admin: str | None, worker: str) -> None:
+    """Give a drained WORKER requests again."""
+    order(config, admin, lambda control: control.undrain(worker))
+    click.echo(f"{worker} takes requests again")
+
+
+@main.command()
+@_meeting
+@click.argument("request")
+def cancel(config: Path | None, admin: str | None, request: str) -> None:
+    """End a live REQUEST: its client gets an error, its slot is freed."""
+    order(config, admin, lambda control: control.cancel(request))
+    click.echo(f"{request} is cancelled")
+
+
+def meet(config: Path | None, admin: str | None) -> Control:
+    """Find the running router that is meant; exits where the options are wrong."""
+    if admin is not None:
+        try:
+            return Control(parse_address(admin))
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--admin") from None
+    try:
+        # Key variables are the daemon's, not ours: environ None.
+        settings = Settings() if config is None else load(config, environ=None)
+    except ConfigInvalid as invalid:
+        refuse(config, invalid)
+    try:
+        return Control(admin_address(settings, os.environ))
+    except ValueError as error:
+        fail(error)
+
+
+def order(
+    config: Path | None, admin: str | None, give: Callable[[Control], None]
+) -> None:
+    """Have a running router do something; exits with why if it does not."""
+    control = meet(config, admin)
+    try:
+        give(control)
+    except ControlFailed as failure:
+        fail(failure)
+    finally:
+        control.close()
+
+
+def default_form() -> LogForm:
+    """Choose how lines look: for people on a terminal, for machines elsewhere."""
+    return LogForm.CONSOLE if sys.stderr.isatty() else LogForm.JSON
+
+
+def fail(why: Exception) -> NoReturn:
+    """Say in one line why nothing came of it, and end."""
+    click.echo(f"fencepost: {why}", err=True)
+    sys.exit(FAILED)
+
+
+def refuse(file: Path | None, invalid: ConfigInvalid) -> NoReturn:
+    """List every fault of a configuration, and end."""
+    where = f"{file}: " if file is not None else ""
+    for fault in invalid.faults:
+        click.echo(f"fencepost: {where}{fault}", err=True)
+    sys.exit(REFUSED)

@@ -1,0 +1,86 @@
+"""How a daemon ends: the order of D3, step by step.
+
+The first signal drains: readiness goes, then the listeners, then what waits,
+then, at ``drain_ms``, what still runs. The second ends all at once.
+"""
+
+import signal
+from collections.abc import AsyncIterator
+from typing import Final
+
+import trio
+
+from router.edge.server import Edge
+from router.engine import Router
+from router.errors import Fault, FaultKind
+from router.logs import Log
+from router.settings import ServerSettings
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+#: Seconds for error frames to leave once the drain is over (T8.8: exit within
+#: a second of it).
+LAST_WORDS_S: Final = 0.7
+
+STOPPING: Final = Fault(
+    FaultKind.SHUTTING_DOWN, "the router is stopping", retry_after=1.0
+)
+DRAIN_OVER: Final = Fault(
+    FaultKind.SHUTTING_DOWN, "the router stopped before the answer was whole"
+)
+
+
+async def stop_on_signal(
+    signals: AsyncIterator[int],
+    router: Router,
+    edge: Edge,
+    edge_ended: trio.Event,
+    settings: ServerSettings,
+    log: Log,
+) -> None:
+    """Wait for a signal, then bring the edge to its end; returns when done.
+
+    A checkpoint. Cancelled: nothing more is done; whoever cancels closes all.
+
+    Args:
+        signals: as ``trio.open_signal_receiver`` yields them.
+        router: refuses and at last cuts its requests.
+        edge: the clients' edge; admin listeners are not touched.
+        edge_ended: set by whoever runs ``edge.serve`` when it has returned.
+        settings: ``lame_duck_ms`` and ``drain_ms``.
+        log: told of each step.
+    """
+    first = await anext(signals)
+    log.info("stopping", signal=signal.Signals(first).name, live=router.active)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_at_once, signals, nursery.cancel_scope, log)
+        await _drain(router, edge, edge_ended, settings, log)
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_at_once(
+    signals: AsyncIterator[int], scope: trio.CancelScope, log: Log
+) -> None:
+    second = await anext(signals)
+    log.warning("stopping at once", signal=signal.Signals(second).name)
+    scope.cancel()
+
+
+async def _drain(
+    router: Router,
+    edge: Edge,
+    edge_ended: trio.Event,
+    settings: ServerSettings,
+    log: Log,
+) -> None:
+    edge.drain()
+    await trio.sleep(settings.lame_duck_ms / 1000)
+    edge.stop_accepting()
+    router.refuse_new(STOPPING)
+    with trio.move_on_after(settings.drain_ms / 1000):
+        await edge_ended.wait()
+    if edge_ended.is_set():
+        return
+    log.warning("drain is over", cut=router.active, connections=edge.connections)
+    router.cut_all(DRAIN_OVER)
+    with trio.move_on_after(LAST_WORDS_S):
+        await edge_ended.wait()
