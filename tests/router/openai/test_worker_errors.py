@@ -360,7 +360,17 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                "error detail object message type param code msg loc".split()
+                [
+                    "error",
+                    "detail",
+                    "object",
+                    "message",
+                    "type",
+                    "param",
+                    "code",
+                    "msg",
+                    "loc",
+                ]
             ),
             inner,
             max_size=4,
