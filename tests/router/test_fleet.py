@@ -1,0 +1,630 @@
+"""Admission, failover and trust, rule by rule, on the pure machine."""
+
+import random
+
+import pytest
+
+from router.assignment import Phase
+from router.commands import Check, Command, Grant, Lose, Refuse, Rest, Settle
+from router.errors import Fault, FaultKind, LocalError
+from router.fleet import Fleet
+from router.ids import AssignmentId, RequestId, WorkerId
+from router.lifecycle import Event, State
+from router.messages import Discovery
+from router.settings import RouterSettings, WaitSettings
+
+A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "closed")
+REFUSED = Fault(FaultKind.CONNECT, "refused")
+FULL = Fault(FaultKind.DECLINED, "full", status=503)
+BAD = Fault(FaultKind.REJECTED, "bad", status=400)
+BROKEN = Fault(FaultKind.SERVER_ERROR, "500", status=500, error_type="t")
+
+
+class Play:
+    """A fleet, a clock, and short names for what happens to it."""
+
+    def __init__(
+        self,
+        *workers: WorkerId,
+        slots: int = 1,
+        settle_s: float = 0.0,
+        queue_limit: int = 3,
+        queue_ms: int = 0,
+        context: int | None = None,
+    ) -> None:
+        self.now = 100.0
+        self.born = 0
+        self.fleet = Fleet(
+            RouterSettings(queue_limit=queue_limit, queue_ms=queue_ms),
+            WaitSettings(load_wait_ms=5_000),
+            random.Random(1),
+        )
+        for worker in workers:
+            self.fleet.add_worker(worker, self.now, settle_s=settle_s)
+            self.up(worker, slots=slots, context=context)
+
+    def up(
+        self,
+        worker: WorkerId,
+        *,
+        slots: int | None = 1,
+        models: tuple[str, ...] = ("m",),
+        context: int | None = None,
+        started_at: float | None = None,
+    ) -> list[Command]:
+        found = Discovery(models, slots, context, started_at=started_at)
+        return self.fleet.answered(worker, found, self.now)
+
+    def ask(self, model: str = "m") -> tuple[RequestId, list[Command]]:
+        self.born += 1
+        request = RequestId(f"r{self.born}")
+        return request, self.fleet.submit(request, model, self.now)
+
+    def placed(self, model: str = "m") -> tuple[AssignmentId, WorkerId]:
+        _, commands = self.ask(model)
+        return grant(commands)
+
+    def finish(self, assignment: AssignmentId) -> list[Command]:
+        self.fleet.accepted(assignment)
+        return self.fleet.finished(assignment, self.now)
+
+    def fail(self, assignment: AssignmentId, fault: Fault) -> list[Command]:
+        return self.fleet.failed(assignment, fault, self.now)
+
+    def state(self, worker: WorkerId) -> State:
+        return self.fleet.members[worker].life.state
+
+
+def grant(commands: list[Command]) -> tuple[AssignmentId, WorkerId]:
+    (found,) = [c for c in commands if isinstance(c, Grant)]
+    return found.assignment, found.worker
+
+
+def refusal(commands: list[Command]) -> Fault:
+    (found,) = [c for c in commands if isinstance(c, Refuse)]
+    return found.fault
+
+
+# --- permits ----------------------------------------------------------------
+
+
+def test_s1_no_more_jobs_than_slots_are_placed() -> None:
+    play = Play(A, slots=2)
+    play.placed()
+    play.placed()
+
+    _, commands = play.ask()
+
+    assert commands == []
+    assert len(play.fleet.room) == 1
+
+
+def test_s2_finishing_gives_the_permit_to_the_next_waiter() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    waiting, _ = play.ask()
+
+    granted, worker = grant(play.finish(first))
+
+    assert (granted.request, worker) == (waiting, A)
+
+
+def test_s2_a_permit_cannot_come_back_twice() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    play.finish(first)
+
+    with pytest.raises(LocalError):
+        play.fleet.finished(first, play.now)
+
+
+def test_s3_a_request_closed_early_keeps_its_permit_until_settled() -> None:
+    play = Play(A, settle_s=1.0)
+    first, _ = play.placed()
+    waiting, _ = play.ask()
+
+    assert play.fleet.leave(first.request, play.now) == [Settle(A)]
+    assert play.fleet.members[A].busy == 1
+
+    granted, _ = grant(play.fleet.settled(A, first, play.now))
+    assert granted.request == waiting
+
+
+def test_s3_a_finished_request_needs_no_settling() -> None:
+    play = Play(A, settle_s=1.0)
+    first, _ = play.placed()
+    play.finish(first)
+
+    assert play.fleet.members[A].busy == 0
+
+
+def test_s3_settled_is_idempotent() -> None:
+    play = Play(A, settle_s=1.0)
+    first, _ = play.placed()
+    play.fleet.leave(first.request, play.now)
+    play.fleet.settled(A, first, play.now)
+
+    assert play.fleet.settled(A, first, play.now) == []
+
+
+# --- the waiting room -------------------------------------------------------
+
+
+def test_s4_a_full_queue_refuses_with_a_retry_after() -> None:
+    play = Play(A, queue_limit=1)
+    play.placed()
+    play.ask()
+
+    fault = refusal(play.ask()[1])
+
+    assert fault.kind is FaultKind.QUEUE_FULL
+    assert fault.retry_after is not None
+    assert fault.retry_after >= 1
+
+
+def test_s4_a_waiter_that_leaves_is_never_dispatched() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    gone, _ = play.ask()
+    stays, _ = play.ask()
+    play.fleet.leave(gone, play.now)
+
+    granted, _ = grant(play.finish(first))
+
+    assert granted.request == stays
+
+
+def test_b129_leaving_in_the_tick_of_the_grant_gives_the_permit_on() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    second, _ = play.ask()
+    third, _ = play.ask()
+    granted, _ = grant(play.finish(first))
+    assert granted.request == second
+
+    granted, _ = grant(play.fleet.leave(second, play.now))
+
+    assert granted.request == third
+    assert play.fleet.members[A].busy == 1
+
+
+def test_s4_a_waiter_is_refused_when_its_time_in_the_queue_is_over() -> None:
+    play = Play(A, queue_ms=2_000)
+    play.placed()
+    waiting, _ = play.ask()
+    assert play.fleet.waits_until(waiting) == play.now + 2.0
+
+    play.now += 2.0
+
+    assert refusal(play.fleet.expire(waiting, play.now)).kind is FaultKind.QUEUE_TIMEOUT
+
+
+def test_s4_a_job_waits_for_a_loading_worker_and_then_no_longer() -> None:
+    play = Play(A)
+    play.fleet.learned(A, Event.LOADS, play.now)
+    waiting, commands = play.ask()
+    assert commands == []
+    assert play.fleet.waits_until(waiting) == play.now + 5.0
+
+    play.now += 5.0
+
+    assert refusal(play.fleet.expire(waiting, play.now)).kind is FaultKind.MODEL_LOADING
+
+
+def test_s4_with_no_worker_that_can_come_a_job_is_refused_at_once() -> None:
+    play = Play(A)
+    play.fleet.learned(A, Event.MISSED, play.now)
+
+    assert refusal(play.ask()[1]).kind is FaultKind.NO_WORKER
+
+
+def test_s4_waiters_are_refused_when_their_last_worker_goes() -> None:
+    play = Play(A)
+    play.placed()
+    play.ask()
+
+    commands = play.fleet.learned(A, Event.MISSED, play.now)
+
+    assert refusal(commands).kind is FaultKind.NO_WORKER
+
+
+def test_s4_waiters_stay_while_another_worker_serves_their_model() -> None:
+    play = Play(A, B)
+    play.placed()
+    play.placed()
+    play.ask()
+
+    assert play.fleet.learned(A, Event.MISSED, play.now) == []
+
+
+# --- placement --------------------------------------------------------------
+
+
+def test_b07_equal_workers_take_turns() -> None:
+    play = Play(A, B, slots=4)
+
+    assert [play.placed()[1] for _ in range(4)] == [A, B, A, B]
+
+
+def test_s5_slots_above_the_engines_own_keep_the_worker_out() -> None:
+    play = Play()
+    play.fleet.add_worker(A, play.now, slots=8)
+    play.up(A, slots=4)
+
+    life = play.fleet.members[A].life
+    assert (life.state, life.reason) == (State.FAILED, "slots_exceed_engine")
+    assert "8" in life.detail
+    assert "4" in life.detail
+
+
+def test_s5_slots_left_out_are_the_discovered_number_else_four() -> None:
+    play = Play()
+    play.fleet.add_worker(A, play.now)
+    play.fleet.add_worker(B, play.now)
+    play.up(A, slots=2)
+    play.up(B, slots=None)
+
+    assert play.fleet.members[A].slots == 2
+    assert play.fleet.members[B].slots == 4
+
+
+# --- failover ---------------------------------------------------------------
+
+
+def test_a2_a_job_moves_before_commit() -> None:
+    play = Play(A, B)
+    first, worker = play.placed()
+
+    second, other = grant(play.fail(first, LOST))
+
+    assert {worker, other} == {A, B}
+    assert second == AssignmentId(first.request, 2)
+
+
+def test_a2_a_committed_job_ends_in_the_fault() -> None:
+    play = Play(A, B)
+    first, _ = play.placed()
+    play.fleet.accepted(first)
+    entry = play.fleet.requests[first.request]
+    entry.fence.sent()
+    play.fleet.committed(first)
+
+    assert refusal(play.fail(first, LOST)) is LOST
+    assert entry.attempts.phase is Phase.FAILED
+
+
+def test_f4_a_late_fault_of_a_moved_job_changes_nothing() -> None:
+    play = Play(A, B)
+    first, _ = play.placed()
+    play.fail(first, LOST)
+
+    assert play.fail(first, LOST) == []
+    assert play.fleet.requests[first.request].fence.owner == AssignmentId(
+        first.request, 2
+    )
+
+
+def test_b31_the_failed_workers_permit_is_back_before_the_next_pick() -> None:
+    play = Play(A, B)
+    first, worker = play.placed()
+    play.placed()
+    waiting, _ = play.ask()
+
+    commands = play.fail(first, REFUSED)
+
+    # A's slot goes to the fresh waiter; the moved job has tried A and waits.
+    granted, where = grant(commands)
+    assert (granted.request, where) == (waiting, worker)
+    assert first.request in play.fleet.room
+
+
+def test_a3_a_moved_job_with_no_free_permit_waits_at_the_front_beyond_the_limit() -> (
+    None
+):
+    play = Play(A, B, queue_limit=1)
+    first, worker = play.placed()
+    other, _ = play.placed()
+    fresh, _ = play.ask()
+    play.fleet.learned(worker, Event.MISSED, play.now)
+
+    play.fail(first, LOST)
+    assert play.fleet.room.waiting("m") == [first.request, fresh]
+
+    granted, _ = grant(play.finish(other))
+    assert granted.request == first.request
+
+
+def test_a3_with_every_worker_tried_the_first_cause_is_shown() -> None:
+    play = Play(A, B)
+    first, _ = play.placed()
+    second, _ = grant(play.fail(first, LOST))
+
+    assert refusal(play.fail(second, FULL)) is LOST
+
+
+def test_a3_at_most_three_attempts() -> None:
+    play = Play(A, B, C, WorkerId("d"))
+    assignment, _ = play.placed()
+    for _ in range(2):
+        assignment, _ = grant(play.fail(assignment, LOST))
+
+    assert refusal(play.fail(assignment, LOST)) is LOST
+
+
+def test_b83_a_worker_that_says_loading_was_not_tried() -> None:
+    play = Play(A)
+    loading = Fault(FaultKind.LOADING, "Loading model", status=503)
+    first, _ = play.placed()
+
+    assert not [c for c in play.fail(first, loading) if isinstance(c, Refuse)]
+    assert play.state(A) is State.LOADING
+
+    again, worker = grant(play.up(A))
+    assert (again.request, again.attempt, worker) == (first.request, 2, A)
+    assert play.fleet.members[A].faults == 0
+
+
+def test_b23_a_rejected_request_is_not_retried_nor_counted() -> None:
+    play = Play(A, B)
+    for _ in range(20):
+        assignment, _ = play.placed()
+        assert refusal(play.fail(assignment, BAD)) is BAD
+
+    assert play.state(A) is State.READY
+    assert play.fleet.members[A].faults == 0
+
+
+def test_a4_the_same_500_twice_punishes_nobody() -> None:
+    play = Play(A, B)
+    first, _ = play.placed()
+    second, _ = grant(play.fail(first, BROKEN))
+
+    fault = refusal(play.fail(second, BROKEN))
+
+    assert (fault.kind, fault.status) == (FaultKind.REJECTED, 500)
+    assert play.fleet.members[A].faults == play.fleet.members[B].faults == 0
+
+
+def test_a4_a_500_that_another_worker_does_not_repeat_counts() -> None:
+    play = Play(A, B)
+    first, worker = play.placed()
+    second, _ = grant(play.fail(first, BROKEN))
+    play.finish(second)
+
+    assert play.fleet.members[worker].faults == 1
+
+
+def test_a4_unauthorized_takes_the_worker_out_and_moves_the_job() -> None:
+    play = Play(A, B)
+    first, worker = play.placed()
+
+    _, other = grant(play.fail(first, Fault(FaultKind.UNAUTHORIZED, "no", status=401)))
+
+    assert other != worker
+    life = play.fleet.members[worker].life
+    assert (life.state, life.reason) == (State.FAILED, "unauthorized")
+
+
+def test_a4_a_model_the_worker_does_not_know_leaves_the_table() -> None:
+    play = Play(A, B)
+    first, worker = play.placed()
+
+    commands = play.fail(first, Fault(FaultKind.MODEL_GONE, "no", status=404))
+
+    assert Check(worker) in commands
+    assert worker not in [m.id for m in play.fleet.models["m"]]
+
+
+def test_a4_a_prompt_too_long_moves_only_to_a_wider_worker() -> None:
+    play = Play(A, B, C)
+    play.up(A, context=2048)
+    play.up(B, context=2048)
+    play.up(C, context=8192)
+    long = Fault(FaultKind.CONTEXT_LENGTH, "too long", status=400)
+    first, worker = play.placed()
+    assert worker == A
+
+    second, other = grant(play.fail(first, long))
+
+    assert other == C
+    assert refusal(play.fail(second, long)) is long
+
+
+def test_a8_retries_are_bounded_when_every_worker_declines() -> None:
+    play = Play(A, B, C, slots=100)
+    sent = 0
+    for _ in range(100):
+        assignment, _ = play.placed()
+        sent += 1
+        while True:
+            for member in play.fleet.members.values():
+                member.rest_until = 0.0
+            commands = play.fail(assignment, FULL)
+            grants = [c for c in commands if isinstance(c, Grant)]
+            if not grants:
+                break
+            assignment = grants[0].assignment
+            sent += 1
+
+    assert sent <= 120
+
+
+# --- trust ------------------------------------------------------------------
+
+
+def test_s6_three_faults_in_a_row_make_a_suspect() -> None:
+    play = Play(A)
+    for _ in range(3):
+        assignment, _ = play.placed()
+        play.fail(assignment, LOST)
+
+    assert play.state(A) is State.SUSPECT
+
+
+def test_b24_client_faults_between_count_neither_way() -> None:
+    play = Play(A)
+    for fault in (LOST, BAD, LOST, BAD, LOST):
+        assignment, _ = play.placed()
+        play.fail(assignment, fault)
+
+    assert play.state(A) is State.SUSPECT
+
+
+def test_s6_a_success_between_starts_the_count_anew() -> None:
+    play = Play(A)
+    for fault in (LOST, LOST, None, LOST):
+        assignment, _ = play.placed()
+        if fault is None:
+            play.finish(assignment)
+        else:
+            play.fail(assignment, fault)
+
+    assert play.state(A) is State.READY
+
+
+def test_s6_a_suspect_that_fails_fast_rests_longer_each_time() -> None:
+    play = Play(A, B, slots=4)
+    rests = []
+    while len(rests) < 4:
+        assignment, worker = play.placed()
+        if worker == B:
+            play.finish(assignment)
+            continue
+        commands = play.fail(assignment, LOST)
+        found = [c for c in commands if isinstance(c, Rest)]
+        if found:
+            rests.append(found[0].until - play.now)
+            play.now = found[0].until
+        for command in commands:
+            if isinstance(command, Grant):
+                play.finish(command.assignment)
+
+    assert rests == sorted(rests)
+    assert rests[-1] > 2 * rests[0]
+
+
+def test_l4_a_suspect_gets_one_request_at_a_time_until_one_succeeds() -> None:
+    play = Play(A, slots=4)
+    for _ in range(3):
+        assignment, _ = play.placed()
+        play.fail(assignment, LOST)
+    play.now += 60.0
+    trial, _ = play.placed()
+    assert play.ask()[1] == []
+
+    play.finish(trial)
+
+    assert play.state(A) is State.READY
+    assert play.fleet.members[A].limit == 2
+
+
+def test_s7_a_worker_that_returns_is_ramped() -> None:
+    play = Play(A, slots=8)
+    play.fleet.learned(A, Event.MISSED, play.now)
+    play.up(A, slots=8)
+    limits = []
+    for _ in range(4):
+        limits.append(play.fleet.members[A].limit)
+        play.finish(play.placed()[0])
+
+    assert limits == [1, 2, 4, 8]
+
+
+def test_a8_retry_after_is_honoured_and_passed_on() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    asks = Fault(FaultKind.DECLINED, "later", status=503, retry_after=20.0)
+    play.fail(first, asks)
+
+    fault = refusal(play.ask()[1])
+
+    assert fault.kind is FaultKind.NO_WORKER
+    assert fault.retry_after == pytest.approx(20.0)
+
+
+def test_b29_a_burst_of_overload_empties_no_fleet() -> None:
+    play = Play(A, B)
+    first, _ = play.placed()
+    second, _ = grant(play.fail(first, FULL))
+    play.fail(second, FULL)
+
+    waiting, commands = play.ask()
+    assert commands == []
+
+    play.now += 1.0
+    assert grant(play.fleet.dispatch(A, play.now))[0].request == waiting
+
+
+def test_l3_a_lost_workers_running_streams_are_not_cut_by_the_probe() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    play.fleet.learned(A, Event.MISSED, play.now)
+
+    assert first.request in play.fleet.requests
+    assert play.finish(first) == []
+
+
+def test_l5_a_drained_worker_takes_nothing_and_finishes_what_it_has() -> None:
+    play = Play(A, slots=2)
+    first, _ = play.placed()
+    play.fleet.learned(A, Event.DRAIN, play.now)
+
+    assert refusal(play.ask()[1]).kind is FaultKind.NO_WORKER
+    play.finish(first)
+    assert play.fleet.members[A].busy == 0
+
+
+def test_l5_a_removed_worker_is_forgotten_when_its_last_permit_is_back() -> None:
+    play = Play(A, settle_s=1.0)
+    first, _ = play.placed()
+    play.fleet.learned(A, Event.REMOVE, play.now)
+    assert "m" not in play.fleet.models
+
+    play.fleet.leave(first.request, play.now)
+    assert A in play.fleet.members
+    play.fleet.settled(A, first, play.now)
+
+    assert A not in play.fleet.members
+
+
+def test_l9_a_restart_fences_the_old_assignments() -> None:
+    play = Play(A, B, settle_s=1.0)
+    play.up(A, started_at=1_000.0)
+    first, worker = play.placed()
+    assert worker == A
+
+    commands = play.up(A, started_at=2_000.0)
+
+    assert any(isinstance(c, Lose) and c.assignment == first for c in commands)
+    moved, other = grant(commands)
+    assert (moved.request, other) == (first.request, B)
+    assert play.fleet.members[A].busy == 0
+
+
+def test_o6_a_lost_workers_models_stay_in_the_table() -> None:
+    play = Play(A)
+    play.fleet.learned(A, Event.MISSED, play.now)
+
+    assert "m" in play.fleet.models
+
+
+def test_o6_models_are_unknown_until_each_worker_was_seen_or_its_time_is_over() -> None:
+    play = Play()
+    play.fleet.add_worker(A, play.now)
+    assert play.fleet.still_unknown(play.now)
+    assert not play.fleet.still_unknown(play.now + 5.0)
+
+    play.up(A)
+
+    assert not play.fleet.still_unknown(play.now)
+
+
+def test_d3_a_stopping_router_refuses_all_that_waits() -> None:
+    play = Play(A)
+    play.placed()
+    play.ask()
+    stopping = Fault(FaultKind.SHUTTING_DOWN, "stopping")
+
+    assert refusal(play.fleet.refuse_waiting(stopping, play.now)) is stopping
+    assert len(play.fleet.room) == 0
