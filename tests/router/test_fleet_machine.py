@@ -202,7 +202,8 @@ class FleetMachine(RuleBasedStateMachine):
     @invariant()
     def s1_permits_never_exceed_the_slots(self) -> None:
         for member in self.fleet.members.values():
-            assert member.busy <= member.slots
+            out = len(member.held) + len(member.settling)
+            assert out <= SLOTS[member.id]
 
     @invariant()
     def s2_every_permit_held_is_a_running_attempt(self) -> None:
