@@ -259,6 +259,8 @@ class ChatRoute:
         finally:
             exchange.release_body()
         if exchange.hung_up:
+            # It left before there was anything to end (A7).
+            site.tally.disconnects["received"] += 1
             return
         job = chat.job
         request = exchange.request

@@ -11,10 +11,11 @@ import struct
 from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
+from router.edge.blame import sort_out
 from router.edge.exchange import (
     INTERNAL_FAULT,
     Answer,
@@ -23,80 +24,45 @@ from router.edge.exchange import (
     failure,
     refusal,
 )
+from router.edge.intake import Intake, Routes
 from router.edge.poll import ClientPoll
 from router.edge.sink import Sink
-from router.edge.site import BODY_STEP, Site
-from router.errors import LocalError, RouterError
+from router.edge.site import Site
+from router.errors import RouterError
 from router.http1 import END, BadRequest, Head, RequestEvent, RequestParser
 
 READ_SIZE: Final = 64 * 1024
 
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-_RETRY_SOON: Final = ((b"retry-after", b"1"),)
 _CODES: Final = {413: "request_too_large"}
 
 INTERNAL: Final = failure(INTERNAL_FAULT)
-BODIES_FULL: Final = refusal(
-    503,
-    "Too many bytes of request bodies are held.",
-    error_type="server_error",
-    headers=_RETRY_SOON,
-)
 TIMED_OUT: Final = refusal(408, "The request did not arrive in time.")
 
 
-class Route(Protocol):
-    """What serves the requests of one path and method."""
-
-    reads_body: bool
-    """False: a body is read and thrown away."""
-
-    async def __call__(self, exchange: Exchange) -> None:
-        """Give the reply. Returns with it at the sink, or the client gone."""
-
-
-class Routes(Protocol):
-    """Which route serves a request."""
-
-    def find(self, exchange: Exchange) -> Route | Answer:
-        """Give the route, or the answer that refuses the request."""
-
-
 class _Phase(Enum):
-    #: Between requests; not a byte of the next one is here.
-    IDLE = 1
-    HEAD = 2
-    BODY = 3
-    SERVING = 4
+    #: Waiting for requests, or for the rest of one.
+    READING = 1
+    SERVING = 2
     #: A reply is with the sink; the kernel has not taken all of it.
-    FLUSHING = 5
+    FLUSHING = 3
     #: The last reply is out; the client may read it to its end.
-    PARTING = 6
-
-
-#: Phases in which the task reads, and so meets the end of the stream itself.
-_READING: Final = frozenset({_Phase.IDLE, _Phase.HEAD, _Phase.BODY, _Phase.PARTING})
+    PARTING = 4
 
 
 class Connection:
     """One client's connection, until it closes."""
 
     __slots__ = (
-        "_body",
-        "_body_mark",
-        "_body_size",
         "_exchange",
-        "_held",
         "_hung_up",
+        "_intake",
         "_linger",
         "_now",
         "_on_close",
         "_parser",
         "_phase",
         "_poll",
-        "_route",
-        "_routes",
         "_scope",
         "_served",
         "_sink",
@@ -113,33 +79,26 @@ class Connection:
         poll: ClientPoll,
         on_close: Callable[["Connection"], None],
     ) -> None:
-        """Own *sock*, which does not block; ``run`` closes it and then calls
+        """Own *sock*, which does not block; ``run`` closes it, then calls
         *on_close*."""
         self._sock = sock
         self._on_close = on_close
         self._site = site
-        self._routes = routes
         self._poll = poll
+        self._now = trio.current_time()
         self._sink = Sink(sock, poll, site.tally)
         self._parser = RequestParser(body_max=site.settings.body_max_bytes)
+        self._intake = Intake(site, routes, self._sink, self._now)
         self._scope = trio.CancelScope()
-        self._phase = _Phase.IDLE
+        self._phase = _Phase.READING
         self._hung_up = False
         self._served = False
         #: The client may have more to send, or more to read, when we close.
         self._linger = False
-        #: The request that is coming or being served.
+        #: The request that is being served.
         self._exchange: Exchange | None = None
-        self._route: Route | Answer = INTERNAL
-        #: Pieces of its body, and how many of their bytes the site counts.
-        self._body: list[bytes] = []
-        self._held = 0
-        #: Bytes of its body that came, and of them when the clock was set.
-        self._body_size = 0
-        self._body_mark = 0
-        self._now = trio.current_time()
         #: When the sweep is to call ``expire``, on Trio's clock.
-        self.until = self._now + site.patience.idle_s
+        self.until = self._intake.until
 
     # ---- what others call; all synchronous ----
 
@@ -148,7 +107,7 @@ class Connection:
         if self._hung_up:
             return
         self._hung_up = True
-        if self._phase in _READING:
+        if self._phase is _Phase.READING or self._phase is _Phase.PARTING:
             # What came before the FIN is still read; EOF ends the task.
             return
         exchange = self._exchange
@@ -174,7 +133,7 @@ class Connection:
                 self.until = self._sink.moved_at + stall_s
                 return
             self._sink.cut()
-        elif self._phase in {_Phase.HEAD, _Phase.BODY}:
+        elif self._phase is _Phase.READING and not self._intake.idle:
             self._refuse(TIMED_OUT)
         self._scope.cancel()
 
@@ -184,7 +143,7 @@ class Connection:
         A connection that has not been used yet gets a moment: its first
         request may be on its way.
         """
-        if self._phase is not _Phase.IDLE:
+        if self._phase is not _Phase.READING or not self._intake.idle:
             return
         if self._served:
             self._scope.cancel()
@@ -213,7 +172,7 @@ class Connection:
 
     async def _talk(self) -> bool:
         """Serve requests; True: the client should read our last words."""
-        feed = self._parser.feed
+        parser = self._parser
         # A client mostly sends its first request right behind its connect.
         chunk = self._recv()
         while True:
@@ -226,7 +185,7 @@ class Connection:
             bad = None
             events: Sequence[RequestEvent]
             try:
-                events = feed(chunk)
+                events = parser.feed(chunk)
             except BadRequest as refused:
                 # Whole requests before the bad one still get their replies.
                 bad, events = refused, refused.events
@@ -236,7 +195,9 @@ class Connection:
                 code = _CODES.get(bad.status)
                 self._refuse(refusal(bad.status, bad.message, code=code))
                 return True
-            self._set_clock()
+            self._phase = _Phase.READING
+            self._intake.set_clock(self._now, has_partial=parser.has_partial)
+            self.until = self._intake.until
             chunk = None
 
     def _recv(self) -> bytes | None:
@@ -258,58 +219,25 @@ class Connection:
                 if place != last:
                     # Pipelined requests take turns with other clients.
                     await trio.lowlevel.checkpoint()
-            elif isinstance(event, Head):
-                if not self._begin(event, is_last=place == last):
-                    return False
-            elif not self._gather(event):
+                continue
+            if isinstance(event, Head):
+                no = self._intake.begin(event, is_last=place == last)
+            else:
+                no = self._intake.gather(event)
+            if no is not None:
+                self._refuse(no)
                 return False
-        return True
-
-    def _begin(self, head: Head, *, is_last: bool) -> bool:
-        """Start an exchange; False: it ended in a refusal."""
-        self._exchange = exchange = Exchange(self._site, self._sink, head)
-        self._route = route = self._routes.find(exchange)
-        self._body_size = self._body_mark = 0
-        if isinstance(route, Answer):
-            if head.expect_continue:
-                self._refuse(route)
-                return False
-        elif route.reads_body and not self._site.has_room_for(head.content_length or 0):
-            self._refuse(BODIES_FULL)
-            return False
-        if head.expect_continue and is_last:
-            self._sink.write(_CONTINUE)
-        return True
-
-    def _gather(self, piece: bytes) -> bool:
-        """Keep a piece of the body; False: it was refused."""
-        self._body_size += len(piece)
-        route = self._route
-        if isinstance(route, Answer) or not route.reads_body:
-            return True
-        if not self._site.has_room_for(len(piece)):
-            self._refuse(BODIES_FULL)
-            return False
-        self._body.append(piece)
-        self._held += len(piece)
-        self._site.bodies_held += len(piece)
         return True
 
     async def _serve(self) -> bool:
         """Serve the request that is now whole; False: it was the last."""
-        exchange = self._exchange
-        assert exchange is not None
+        exchange, route = self._intake.whole()
+        self._exchange = exchange
         self._phase = _Phase.SERVING
         self.until = inf
         self._served = True
         exchange.hung_up = self._hung_up
         exchange.arrived = self._now
-        pieces = self._body
-        if pieces:
-            exchange.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            self._held = 0
-        route = self._route
         sink = self._sink
         if isinstance(route, Answer):
             self._site.refused(route.status)
@@ -323,25 +251,8 @@ class Connection:
         self._exchange = None
         if sink.held:
             await self._flushed()
-        self._phase = _Phase.HEAD
         self._linger = not exchange.whole
         return exchange.whole and exchange.keep and not self._site.draining
-
-    def _set_clock(self) -> None:
-        """Say how long the next bytes may take, by what is missing (H1)."""
-        patience = self._site.patience
-        if self._exchange is not None:
-            grown = self._body_size - self._body_mark
-            if self._phase is not _Phase.BODY or grown >= BODY_STEP:
-                self._phase = _Phase.BODY
-                self._body_mark = self._body_size
-                self.until = self._now + patience.body_s
-        elif not self._parser.has_partial:
-            self._phase = _Phase.IDLE
-            self.until = self._now + patience.idle_s
-        elif self._phase is not _Phase.HEAD or self.until == inf:
-            self._phase = _Phase.HEAD
-            self.until = self._now + patience.head_s
 
     async def _flushed(self) -> None:
         """Wait until the kernel has all, or the sink is cut. A checkpoint."""
@@ -370,12 +281,9 @@ class Connection:
         with trio.move_on_after(self._site.patience.linger_s):
             while True:
                 chunk = self._recv()
-                if chunk is None and not self._linger:
+                if chunk == b"" or (chunk is None and not self._linger):
                     return
-                if chunk is not None:
-                    if not chunk:
-                        return
-                    self._linger = True
+                self._linger = True
                 await trio.lowlevel.wait_readable(self._sock)
 
     # ---- ends ----
@@ -384,7 +292,7 @@ class Connection:
         """Reply instead of any route, and serve no more requests."""
         self._site.refused(answer.status)
         self._linger = True
-        exchange = self._exchange
+        exchange = self._intake.exchange
         if exchange is None:
             fields = b"%bx-request-id: %b\r\n" % (
                 self._site.date,
@@ -398,24 +306,15 @@ class Connection:
     def _contain(self, raised: BaseException) -> bool:
         """Keep a bug to this client; True: it can be told (L1).
 
-        Of several exceptions at once one outcome is made: a client that is
-        gone is told nothing, a cancellation goes on, a bug is counted (B126).
-
         Raises:
-            BaseException: all that is not one client's: LocalError, and what
-                is no Exception.
+            BaseException: what is not one client's.
         """
-        rest: BaseException | None = None
-        if isinstance(raised, BaseExceptionGroup):
-            if raised.subgroup(LocalError) is not None:
-                raise raised
-            _, rest = raised.split(Exception)
-        elif isinstance(raised, LocalError):
-            raise raised
-        self._site.bug("edge.connection", raised)
+        bug, rest = sort_out(raised)
+        if bug is not None:
+            self._site.bug("edge.connection", bug)
         if rest is not None:
             raise rest
-        exchange = self._exchange
+        exchange = self._exchange or self._intake.exchange
         if exchange is None or self._hung_up:
             return False
         self._linger = True
@@ -425,16 +324,15 @@ class Connection:
                 exchange.receiver.fail(INTERNAL_FAULT)
             elif not exchange.started:
                 exchange.reply(INTERNAL)
-        except Exception as bug:  # noqa: BLE001  a bug in telling of a bug
-            self._site.bug("edge.contain", bug)
+        except Exception as worse:  # noqa: BLE001  a bug in telling of a bug
+            self._site.bug("edge.contain", worse)
         return True
 
     def _close(self) -> None:
         """Let go of the socket and of all that is counted for it."""
         if self._exchange is not None:
             self._exchange.release_body()
-        self._site.bodies_held -= self._held
-        self._held = 0
+        self._intake.drop()
         sink = self._sink
         if sink.cut_off:
             # Its kernel buffer is full of what nobody will read.

@@ -11,9 +11,9 @@ from urllib.parse import unquote
 import msgspec
 
 from router.edge.chat import ChatRoute
-from router.edge.connection import Route
 from router.edge.core import Card, Core
 from router.edge.exchange import JSON, Answer, Exchange, failure, refusal
+from router.edge.intake import Route
 from router.edge.keys import Keys
 from router.edge.site import Site
 from router.errors import Fault, FaultKind
