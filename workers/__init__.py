@@ -1,0 +1,1 @@
+"""All that talks to, runs, or stands beside a GPU worker."""

@@ -1,0 +1,1 @@
+"""What differs between the engines that we know."""
