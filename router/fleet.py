@@ -104,9 +104,7 @@ class Fleet:
         """
         self._crew.add(worker, now, slots=slots, models=models, settle_s=settle_s)
 
-    def answered(
-        self, worker: WorkerId, found: Discovery, now: float
-    ) -> list[Command]:
+    def answered(self, worker: WorkerId, found: Discovery, now: float) -> list[Command]:
         """A probe found *worker* ready and learned what it is (L9)."""
         member = self.members[worker]
         out: list[Command] = []

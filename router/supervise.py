@@ -8,7 +8,7 @@ bug does, and ends the router on purpose (L1). Rules L1-L4, L9, S3, W2, W5.
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import trio
@@ -150,6 +150,8 @@ class Keeper:
         now = trio.current_time()
         before = self._state()
         worker, learned = self.worker.id, self._fleet.learned
+        # Known only once the engine is recognised (S3).
+        self._fleet.members[worker].settle_s = self.worker.settle_s
         if probe.result is not ProbeResult.SILENT:
             self._missed = 0
         match probe.result:
@@ -285,9 +287,7 @@ class Keeper:
         late = [a for a in waiting if now - member.settling[a] >= self._ghost_s]
         for assignment in dict.fromkeys((*free, *late)):
             self._shell.tally.settle.observe(now - member.settling[assignment])
-            self._shell.apply(
-                self._fleet.settled(self.worker.id, assignment, now)
-            )
+            self._shell.apply(self._fleet.settled(self.worker.id, assignment, now))
         for assignment, since in member.settling.items():
             if now - since >= member.settle_s and assignment not in member.ghosts:
                 member.ghosts.add(assignment)
@@ -307,8 +307,4 @@ class Keeper:
                 await self._rest.wait()
                 continue
             await trio.sleep_until(self._rest_until)
-            self._shell.apply(
-                self._fleet.dispatch(self.worker.id, trio.current_time())
-            )
-
-
+            self._shell.apply(self._fleet.dispatch(self.worker.id, trio.current_time()))

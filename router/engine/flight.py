@@ -5,29 +5,63 @@ judge, hand over, count, with no ``await`` between (F6). Everything else wakes
 the request's own task, which looks at its clocks and waits again.
 """
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+import attrs
 import trio
 
 from router.assignment import Attempts, Phase
-from router.commands import Grant
+from router.commands import Command, Grant
 from router.engine.bell import Bell
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.fence import Fence, Verdict
 from router.fence import State as FenceState
-from router.ids import AssignmentId, RequestId
+from router.fleet import Fleet
+from router.ids import AssignmentId, RequestId, WorkerId
 from router.messages import Delta, Finished, Job
-from router.ports import Receiver, Source, SourcePhase, Taken
-from router.waiting import Wait, WaitState
+from router.ports import Receiver, Source, SourcePhase, Taken, Worker
+from router.tally import Tally
+from router.waiting import Budgets, Wait, WaitState
 
-if TYPE_CHECKING:
-    from router.engine.router import Router
-
-log: Final = logging.getLogger("fencepost.requests")
 _NEXT: Final = Verdict.NEXT
+
+
+@attrs.frozen
+class Limits:
+    """The waits of one router, in seconds; inf: off."""
+
+    connect_s: float
+    liveness_s: float
+    first_delta_s: float
+    usage_wait_s: float
+    budgets: Budgets
+
+
+class Shell(Protocol):
+    """What a flight needs of the router around it."""
+
+    fleet: Fleet
+    tally: Tally
+    limits: Limits
+
+    @property
+    def workers(self) -> Mapping[WorkerId, Worker]:
+        """The adapters by name."""
+
+    @property
+    def flights(self) -> "dict[RequestId, Flight]":
+        """Requests under way; a flight enters and leaves by itself."""
+
+    def apply(self, commands: Sequence[Command]) -> None:
+        """Carry out what the fleet asks for."""
+
+    def record(self, flight: "Flight") -> None:
+        """Keep what is known of a request that has ended."""
+
+    def report_bug(self, where: str, bug: Exception) -> None:
+        """Log and count an exception that is kept to one request (L1)."""
 
 
 class Flight:
@@ -36,9 +70,9 @@ class Flight:
     Whatever ends it goes through ``_end``, once; ``run`` then returns.
     """
 
-    def __init__(  # noqa: PLR0913 - all of them are facts of one request
+    def __init__(
         self,
-        router: "Router",
+        router: Shell,
         request: RequestId,
         job: Job,
         receiver: Receiver,
@@ -197,7 +231,11 @@ class Flight:
     def progress(self, assignment: AssignmentId) -> None:
         """See ``ports.Delivery``."""
         source = self.source
-        if source is not None and source.phase is SourcePhase.FINISHING:
+        if (
+            source is not None
+            and source.phase is SourcePhase.FINISHING
+            and assignment == self.fence.owner
+        ):
             self._bell.ring()
 
     def deltas(self, assignment: AssignmentId, deltas: Sequence[Delta]) -> None:
@@ -213,9 +251,7 @@ class Flight:
         if count:
             self._hand_over(deltas, count)
 
-    def _some_refused(
-        self, assignment: AssignmentId, deltas: Sequence[Delta]
-    ) -> None:
+    def _some_refused(self, assignment: AssignmentId, deltas: Sequence[Delta]) -> None:
         """Go through a batch that is not all NEXT; a gap ends the attempt (F5)."""
         taken: list[Delta] = []
         gap = False
@@ -309,7 +345,7 @@ class Flight:
         self.fault = fault
         self._close_source()
         self._tell(fault)
-        self._end("failed", "router" if fault.row.status == 429 else "worker")  # noqa: PLR2004
+        self._end("failed", "router" if fault.row.status == 429 else "worker")
 
     def cancel(self, fault: Fault) -> None:
         """End the request from outside its client and its worker."""

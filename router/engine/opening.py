@@ -25,7 +25,7 @@ async def open_router(
     workers: Sequence[str | WorkerSettings | Worker] = (),
     rng: random.Random | None = None,
 ) -> AsyncIterator[Router]:
-    """Open a router: ``async with open_router(workers=[url]) as router``.
+    """Open a router for the length of an ``async with`` block.
 
     Leaving the block ends every request and leaves no task and no socket
     behind. Workers that do not answer yet are taken in when they do.

@@ -5,13 +5,11 @@ Never content, never keys (X2, H8).
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from router.crew import Member
+from router.engine.flight import Flight
 from router.supervise import Keeper
-
-if TYPE_CHECKING:
-    from router.engine.flight import Flight
 
 
 class Receipts:
@@ -33,7 +31,7 @@ class Receipts:
         return self._records.get(request)
 
 
-def flight_record(flight: "Flight", now: float) -> dict[str, object]:
+def flight_record(flight: Flight, now: float) -> dict[str, object]:
     """Describe one request at *now*; times are seconds since it was received."""
     born = flight.received_at
     end = flight.ended_at
@@ -47,9 +45,7 @@ def flight_record(flight: "Flight", now: float) -> dict[str, object]:
             {
                 "worker": attempt.worker,
                 "at_s": round(attempt.granted_at - born, 6),
-                "fault": None
-                if attempt.fault is None
-                else attempt.fault.kind.value,
+                "fault": None if attempt.fault is None else attempt.fault.kind.value,
             }
             for attempt in flight.attempts.trail
         ],

@@ -18,15 +18,15 @@ import trio
 
 from router.catalog import Catalog
 from router.commands import Check, Command, Grant, Lose, Refuse, Rest, Settle
-from router.crew import Member
-from router.engine.flight import Flight
+from router.engine.flight import Flight, Limits
 from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
 from router.engine.records import Receipts, flight_record, member_status
-from router.errors import Fault, FaultKind, LocalError, RequestFailed
+from router.errors import Fault, FaultKind, RequestFailed
 from router.fleet import Fleet
 from router.ids import RequestId, WorkerId
 from router.lifecycle import Event, State
 from router.messages import Job
+from router.openai.fields import OWNED
 from router.ports import Receiver, SourcePhase, Worker
 from router.settings import Settings
 from router.supervise import Keeper
@@ -39,17 +39,6 @@ log: Final = logging.getLogger("fencepost")
 RECEIPTS_MAX: Final = 1_000
 #: Models with a counter of their own; those beyond share "other" (X1).
 MODEL_LABELS_MAX: Final = 100
-
-
-@attrs.frozen
-class Limits:
-    """The waits of one router, in seconds; inf: off."""
-
-    connect_s: float
-    liveness_s: float
-    first_delta_s: float
-    usage_wait_s: float
-    budgets: Budgets
 
 
 @attrs.frozen
@@ -92,7 +81,7 @@ class Router:
         self._keepers: dict[WorkerId, Keeper] = {}
         self._receipts = Receipts(RECEIPTS_MAX)
         self._refusal: Fault | None = None
-        self._created = int(time.time())
+        self._created = time.time_ns() // 1_000_000_000
         self._labels: set[str] = set()
 
     # --- requests ----------------------------------------------------------
@@ -122,7 +111,8 @@ class Router:
             self.record(flight)
             return
         for name in job.ignored:
-            self.tally.ignored_fields[name] += 1
+            # Names that clients make up are no labels (X1).
+            self.tally.ignored_fields[name if name in OWNED else "other"] += 1
         await flight.run()
 
     @asynccontextmanager
@@ -162,9 +152,7 @@ class Router:
             RequestFailed: no whole answer could be had.
         """
         receiver = CompletionReceiver()
-        await self.serve(
-            self._resolved(job), receiver, request=self.new_request_id()
-        )
+        await self.serve(self._resolved(job), receiver, request=self.new_request_id())
         return receiver.completion()
 
     def _resolved(self, job: Job) -> Job:
@@ -179,7 +167,9 @@ class Router:
 
     def new_request_id(self) -> RequestId:
         """Make an id that sorts by birth and no other router will make (F2)."""
-        return RequestId(f"req_{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}")
+        return RequestId(
+            f"req_{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+        )
 
     def cancel(self, request: str) -> bool:
         """End a live request on an operator's word; False: there is none."""
@@ -315,7 +305,9 @@ class Router:
 
     # --- workers -----------------------------------------------------------
 
-    def add(self, worker: Worker, *, slots: int | None, models: tuple[str, ...]) -> Keeper:
+    def add(
+        self, worker: Worker, *, slots: int | None, models: tuple[str, ...]
+    ) -> Keeper:
         """Take *worker* into the fleet; its keeper must then be run."""
         self.fleet.add_worker(
             worker.id,
@@ -372,7 +364,7 @@ class Router:
                 case Rest(worker=worker, until=until):
                     self._keepers[worker].rest(until)
 
-    def report_bug(self, where: str, bug: BaseException) -> None:
+    def report_bug(self, where: str, bug: Exception) -> None:
         """Log and count an exception that is kept to one request (L1)."""
         self.tally.bugs[where] += 1
         log.error("a bug, kept to one request (%s)", where, exc_info=bug)

@@ -91,7 +91,7 @@ class AttemptsMachine(RuleBasedStateMachine):
         self.workers = 0
 
     @rule(event=st.sampled_from(Event), again=st.booleans())
-    def step(self, event: Event, again: bool) -> None:  # noqa: FBT001
+    def step(self, event: Event, again: bool) -> None:
         before = self.attempts.phase
         legal = TRANSITIONS[before].get(event)
         if event is Event.OFFER:
@@ -104,7 +104,7 @@ class AttemptsMachine(RuleBasedStateMachine):
         else:
             assert self.attempts.phase is legal
 
-    def apply(self, event: Event, again: bool) -> None:  # noqa: FBT001
+    def apply(self, event: Event, again: bool) -> None:
         attempts = self.attempts
         match event:
             case Event.QUEUE:

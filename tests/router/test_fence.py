@@ -150,7 +150,7 @@ class FenceMachine(RuleBasedStateMachine):
     @rule(attempt=st.integers(0, 4), indices=st.lists(st.integers(0, 6), max_size=5))
     def deliver(self, attempt: int, indices: list[int]) -> None:
         assignment = AssignmentId(REQUEST, attempt)
-        taken = []
+        taken: list[tuple[AssignmentId, int]] = []
         for index in indices:
             if self.fence.judge(assignment, index, len(taken)) is Verdict.NEXT:
                 taken.append((assignment, index))

@@ -485,7 +485,7 @@ def test_s6_a_success_between_starts_the_count_anew() -> None:
 
 def test_s6_a_suspect_that_fails_fast_rests_longer_each_time() -> None:
     play = Play(A, B, slots=4)
-    rests = []
+    rests: list[float] = []
     while len(rests) < 4:
         assignment, worker = play.placed()
         if worker == B:

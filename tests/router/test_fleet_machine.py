@@ -184,7 +184,7 @@ class FleetMachine(RuleBasedStateMachine):
             break
 
     @rule(worker=st.sampled_from(WORKERS), restarted=st.booleans())
-    def probe_answers(self, worker: WorkerId, restarted: bool) -> None:  # noqa: FBT001
+    def probe_answers(self, worker: WorkerId, restarted: bool) -> None:
         self.answer(worker, started_at=1_000.0 + (self.born * 10 if restarted else 0))
 
     @rule(

@@ -16,12 +16,8 @@ def living(*events: Event) -> Lifecycle:
 
 
 def test_l2_a_loading_worker_is_waited_for_and_then_ready() -> None:
-    life = living(Event.LOADS)
-    assert life.state is State.LOADING
-
-    life.fire(Event.ANSWERED, 2.0)
-
-    assert life.state is State.READY
+    assert living(Event.LOADS).state is State.LOADING
+    assert living(Event.LOADS, Event.ANSWERED).state is State.READY
 
 
 def test_l2_each_state_has_a_stable_reason_and_a_since() -> None:
@@ -42,31 +38,27 @@ def test_l2_staying_in_a_state_keeps_its_since() -> None:
 
 
 def test_l3_one_success_brings_a_lost_worker_back() -> None:
-    life = living(Event.ANSWERED, Event.MISSED)
-    assert life.state is State.LOST
+    lost = (Event.ANSWERED, Event.MISSED)
 
-    assert life.fire(Event.ANSWERED, 2.0)
-    assert life.state is State.READY
+    assert living(*lost).state is State.LOST
+    assert living(*lost, Event.ANSWERED).state is State.READY
 
 
 def test_l4_a_healthy_probe_does_not_clear_a_suspect() -> None:
-    life = living(Event.ANSWERED, Event.FAULTED, Event.ANSWERED)
-    assert life.state is State.SUSPECT
+    suspect = living(Event.ANSWERED, Event.FAULTED, Event.ANSWERED)
+    cleared = living(Event.ANSWERED, Event.FAULTED, Event.SUCCEEDED)
 
-    life.fire(Event.SUCCEEDED, 2.0)
-
-    assert life.state is State.READY
+    assert suspect.state is State.SUSPECT
+    assert cleared.state is State.READY
 
 
 def test_l5_a_draining_worker_serves_nothing_until_undrained_and_probed() -> None:
-    life = living(Event.ANSWERED, Event.DRAIN, Event.ANSWERED, Event.SUCCEEDED)
-    assert life.state is State.DRAINING
-    assert life.state not in SERVING
+    drained = (Event.ANSWERED, Event.DRAIN, Event.ANSWERED, Event.SUCCEEDED)
 
-    life.fire(Event.UNDRAIN, 2.0)
-    life.fire(Event.ANSWERED, 3.0)
-
-    assert life.state is State.READY
+    assert living(*drained).state is State.DRAINING
+    assert State.DRAINING not in SERVING
+    assert living(*drained, Event.UNDRAIN).state not in SERVING
+    assert living(*drained, Event.UNDRAIN, Event.ANSWERED).state is State.READY
 
 
 @pytest.mark.parametrize("event", Event)

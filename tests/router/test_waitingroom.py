@@ -97,7 +97,7 @@ class RoomMachine(RuleBasedStateMachine):
         self.born = 0
 
     @rule(model=st.sampled_from(["x", "y"]), moved=st.booleans())
-    def enter(self, model: str, moved: bool) -> None:  # noqa: FBT001
+    def enter(self, model: str, moved: bool) -> None:
         self.born += 1
         request = RequestId(f"r{self.born}")
         self.room.enter(request, model, moved=moved)
