@@ -28,6 +28,7 @@ FAILED: Final = 1
 REFUSED: Final = 2
 #: Seconds between two looks of ``status --watch``.
 WATCH_S: Final = 1.0
+PIPE_WIDTH: Final = 200
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -161,6 +162,9 @@ def status(
         print_json(control, watch=watch)
         return
     console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        # For a file or a pipe: whole names rather than a screen's width.
+        console.width = PIPE_WIDTH
     try:
         if not watch:
             console.print(draw_status(control.status()))

@@ -63,7 +63,7 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
             _plain(worker["name"]),
             Text(_plain(words).plain, style=_STYLES.get(state, "")),
             duration(worker["since_s"]),
-            f"{worker['in_flight']}/{worker['limit']}",
+            f"{worker['in_flight']}/{worker['slots']}",
             str(settling) if settling else "",
             _plain(" ".join(filter(None, (worker["engine"], worker["version"])))),
             _plain(", ".join(worker["models"])),

@@ -6,12 +6,10 @@ then, at ``drain_ms``, what still runs. The second ends all at once.
 
 import signal
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
-from router.edge.server import Edge
-from router.engine import Router
 from router.errors import Fault, FaultKind
 from router.logs import Log
 from router.settings import ServerSettings
@@ -29,10 +27,38 @@ DRAIN_OVER: Final = Fault(
 )
 
 
+class Requests(Protocol):
+    """The part of a Router that ends."""
+
+    @property
+    def active(self) -> int:
+        """Requests under way, waiting ones included."""
+
+    def refuse_new(self, fault: Fault) -> None:
+        """Fail what waits, and all that comes, with *fault*."""
+
+    def cut_all(self, fault: Fault) -> None:
+        """Fail every live request with *fault*."""
+
+
+class Front(Protocol):
+    """The part of an Edge that ends."""
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+
+    def drain(self) -> None:
+        """Turn readiness to 503, and close each connection behind its reply."""
+
+    def stop_accepting(self) -> None:
+        """Close the listeners, and connections that are idle."""
+
+
 async def stop_on_signal(
     signals: AsyncIterator[int],
-    router: Router,
-    edge: Edge,
+    router: Requests,
+    edge: Front,
     edge_ended: trio.Event,
     settings: ServerSettings,
     log: Log,
@@ -66,8 +92,8 @@ async def _stop_at_once(
 
 
 async def _drain(
-    router: Router,
-    edge: Edge,
+    router: Requests,
+    edge: Front,
     edge_ended: trio.Event,
     settings: ServerSettings,
     log: Log,
