@@ -12,7 +12,6 @@ from typing import Any, Final
 import attrs
 import httpx
 import msgspec
-import trio
 
 from router.errors import RouterError
 from workers.site import Site
@@ -101,11 +100,6 @@ class Control:
             NoAnswer: see there.
         """
         return await self._ask("POST", path, body)
-
-    async def close(self) -> None:
-        """Give up what httpx holds. A checkpoint; within a second in any case."""
-        with trio.move_on_after(1, shield=True):
-            await self._client.aclose()
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
         root = self._site.root

@@ -138,7 +138,6 @@ class DirectWorker:
                 upstream.abandon()
             self._poll = None
             poll.close()
-            await self._control.close()
 
     async def probe(self) -> Probe:
         """Ask whether the worker is ready, and what it is (L2, L9).

@@ -354,7 +354,7 @@ class DirectSource:
         if reader.finish is not None:
             # Whole, whatever the connection did behind it (PROTOCOLS B.4).
             if over or reader.done or fault is not None:
-                self._finish(now)
+                self._finish(now, reusable=broken is None)
             elif self.phase is not SourcePhase.FINISHING:
                 self._enter(SourcePhase.FINISHING, now)
                 self._delivery.progress(self._assignment)
@@ -402,10 +402,10 @@ class DirectSource:
         fault = fault_of_reply(head.status, body, head.get(b"retry-after"))
         self._fail(fault, now, reusable=parser.complete)
 
-    def _finish(self, now: float) -> None:
+    def _finish(self, now: float, *, reusable: bool = True) -> None:
         reader = self._reader
         if reader is not None:
-            self._let_go(now, reusable=True)
+            self._let_go(now, reusable=reusable)
             self._delivery.finished(reader.finished())
 
     def _fail(self, fault: Fault, now: float, *, reusable: bool = False) -> None:

@@ -60,7 +60,7 @@ class FakeEngine:
         self.sleeping = False
         #: Leave control requests without an answer.
         self.hang_probes = False
-        #: Seconds after which a connection without a request is closed.
+        #: Seconds after an answer in which a connection that stays idle is closed.
         self.idle_close_s: float | None = None
         #: Start the script when the head is here, whatever the body does.
         self.before_body = False
@@ -276,8 +276,9 @@ class Connection:
             self._parser.feed_data(bytes(octets))
 
     async def _answer(self) -> None:
+        answered = False
         while True:
-            idle = self._engine.idle_close_s
+            idle = self._engine.idle_close_s if answered else None
             try:
                 with trio.fail_after(math.inf if idle is None else idle):
                     exchange = await self._outbox.receive()
@@ -291,6 +292,7 @@ class Connection:
                     await answer_probe(self._engine, exchange)
             except RouterGone:
                 return
+            answered = True
             if not exchange.ended.is_set():
                 # The script has said all: the rest is for the router to do.
                 await self.gone.wait()
