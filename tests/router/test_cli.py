@@ -1,0 +1,159 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from router.cli import main
+from router.config import parse
+
+COMMANDS = ("serve", "check", "status", "drain", "undrain", "cancel", "demo")
+GOOD = '[[worker]]\nname = "w0"\nurl = "http://127.0.0.1:9000"\n'
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_d5_version_is_told() -> None:
+    done = run("--version")
+
+    assert done.exit_code == 0
+    assert done.output.startswith("fencepost, version 0.")
+
+
+def test_d5_help_lists_the_commands_with_examples() -> None:
+    done = run("--help")
+
+    assert done.exit_code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.output
+    assert "Examples:\n    fencepost demo\n" in done.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_d5_every_command_has_its_help(command: str) -> None:
+    done = run(command, "-h")
+
+    assert done.exit_code == 0
+    assert done.output.startswith(f"Usage: fencepost {command} ")
+
+
+def test_d5_serve_has_examples_in_its_help() -> None:
+    assert "Examples:\n    fencepost serve --worker" in run("serve", "--help").output
+
+
+def test_d5_python_dash_m_router_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "router", "--help"],
+        cwd=Path(__file__).parent.parent.parent,
+        capture_output=True,
+        check=True,
+    )
+
+    assert done.stdout.startswith(b"Usage: fencepost ")
+
+
+def test_d1_check_shows_the_resolved_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD)
+
+    done = run("check", str(path))
+
+    assert done.exit_code == 0
+    assert parse(done.output, environ={}, directory=tmp_path) == parse(
+        GOOD, environ={}, directory=tmp_path
+    )
+
+
+def test_d2_check_ends_with_2_and_one_line_for_each_fault(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD + "slot = 8\n[wait]")
+
+    done = run("check", str(path))
+
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"fencepost: {path}: worker[0].slot: unknown key, did you mean slots?",
+        f"fencepost: {path}: wait: unknown section, did you mean waits?",
+    ]
+
+
+def test_d2_check_of_no_file_ends_with_2(tmp_path: Path) -> None:
+    done = run("check", str(tmp_path / "f.toml"))
+
+    assert done.exit_code == 2
+    assert "no such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--config", "f.toml", "--worker", "http://h")]
+)
+def test_d1_serve_takes_a_file_or_urls(arguments: tuple[str, ...]) -> None:
+    done = run("serve", *arguments)
+
+    assert done.exit_code == 2
+    assert "either --config FILE or --worker URL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("-w", "ftp://h"), "worker[0].url: needs http:// or https://"),
+        (("-w", "http://h", "-l", "8080"), "server.listen[0]: needs host:port"),
+        (("-w", "http://h", "--admin", "x"), "admin.listen: needs host:port"),
+        (("-w", "http://h", "-w", "http://h"), "worker[1].url: the same as"),
+    ],
+)
+def test_d2_what_is_wrong_in_the_options_of_serve_is_told(
+    arguments: tuple[str, ...], says: str
+) -> None:
+    done = run("serve", *arguments)
+
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_d5_an_address_of_another_machine_is_told() -> None:
+    done = run(
+        "serve", "-w", "http://h", "-l", "192.0.2.1:80", "--admin", "127.0.0.1:0"
+    )
+
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "fencepost: 192.0.2.1:80 is not an address of this machine: "
+        "correct --listen or server.listen\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [("status",), ("status", "--json"), ("drain", "w0"), ("cancel", "r")]
+)
+def test_d1_commands_without_a_router_end_with_1(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run(*command, "--admin", f"unix:{tmp_path}/admin.sock")
+
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"fencepost: no router answers at unix:{tmp_path}")
+
+
+def test_d1_a_bad_admin_address_ends_with_2() -> None:
+    done = run("status", "--admin", "nowhere")
+
+    assert done.exit_code == 2
+    assert "needs host:port" in done.stderr
+
+
+def test_d1_commands_need_no_key_variable_of_the_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(
+        f'[server]\nstate_dir = "{tmp_path}"\n{GOOD}api_key_env = "NOT_SET_HERE"'
+    )
+
+    done = run("status", "--config", str(path))
+
+    assert done.exit_code == 1
+    assert f"unix:{tmp_path}/admin.sock" in done.stderr
