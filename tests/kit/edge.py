@@ -225,11 +225,13 @@ async def running(
         )
     with listen(unix) as listener:
         here = RunningEdge(edge, listener)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(
-                lambda task_status: edge.serve([listener], task_status=task_status)
-            )
-            yield here
-            nursery.cancel_scope.cancel()
-        for client in here.clients:
-            client.close()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(
+                    lambda task_status: edge.serve([listener], task_status=task_status)
+                )
+                yield here
+                nursery.cancel_scope.cancel()
+        finally:
+            for client in here.clients:
+                client.close()

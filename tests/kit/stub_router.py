@@ -51,6 +51,7 @@ class StubRequest:
         self.room = trio.Event()
         self._next = 0
         self._ended = False
+        self._crash: Exception | None = None
         self._bell = trio.Event()
         receiver.attach(self._on_room, self._on_gone)
 
@@ -84,6 +85,11 @@ class StubRequest:
         self.receiver.fail(fault)
         self._end()
 
+    def crash(self, bug: Exception) -> None:
+        """Have ``serve`` raise *bug*."""
+        self._crash = bug
+        self._bell.set()
+
     async def wait_room(self) -> None:
         """Wait until the receiver has asked for more, once."""
         await self.room.wait()
@@ -101,6 +107,8 @@ class StubRequest:
                 self._bell = trio.Event()
                 with trio.move_on_at(self.receiver.due(now)):
                     await self._bell.wait()
+                if self._crash is not None:
+                    raise self._crash
         except trio.Cancelled:
             self.steps.append("cancelled")
             raise
