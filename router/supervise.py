@@ -194,7 +194,8 @@ class Keeper:
         member = self._fleet.members[self.worker.id]
         if not member.serving:
             return True
-        if self._shell.heard_at(self.worker.id) >= asked_at:
+        # Bytes since the last round, not just since this question.
+        if self._shell.heard_at(self.worker.id) >= asked_at - WATCH_S:
             self._missed = 0
             return False
         self._missed += 1

@@ -176,7 +176,7 @@ class ScriptedWorker:
     """Implements ``ports.Worker``. Its public attributes may be changed at any
     time: what the next probe finds, what the next request is answered with."""
 
-    def __init__(  # noqa: PLR0913 - all but the name have a default
+    def __init__(
         self,
         name: str,
         script: Script,

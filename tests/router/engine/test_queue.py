@@ -1,0 +1,174 @@
+"""The library's receivers, through the router."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from router.engine import Router, ToolCall, open_router
+from router.engine.queue import HIGH, LOW, CompletionReceiver
+from router.errors import Fault, FaultKind, RequestFailed
+from router.ids import AssignmentId, RequestId
+from router.messages import Delta, Finished, FinishReason, Job, Kind, ToolPart
+from workers.scripted import (
+    Fail,
+    Finish,
+    Head,
+    Say,
+    Script,
+    ScriptedWorker,
+    answers,
+    hangs,
+)
+
+JOB = Job("m", ({"role": "user", "content": "hi"},))
+LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "closed")
+
+
+@asynccontextmanager
+async def opened(script: Script) -> AsyncIterator[tuple[Router, ScriptedWorker]]:
+    worker = ScriptedWorker("a", script)
+    async with open_router(workers=[worker], rng=random.Random(1)) as router:
+        await wait_all_tasks_blocked()
+        yield router, worker
+
+
+async def test_e1_a_stream_is_iterated_and_ends_with_its_finish(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        opened(answers("a", "b", every=1.0)) as (router, _),
+        router.stream(JOB) as deltas,
+    ):
+        assert [d.text async for d in deltas] == ["a", "b"]
+        assert deltas.finished is not None
+        assert deltas.finished.reason is FinishReason.STOP
+
+
+async def test_f7_a_loss_is_raised_and_says_that_text_had_come(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        opened(lambda *_: (Head(), Say(("a",)), Fail(LOST))) as (router, _),
+        router.stream(JOB) as deltas,
+    ):
+        assert (await anext(deltas)).text == "a"
+        with pytest.raises(RequestFailed) as raised:
+            await anext(deltas)
+
+        assert raised.value.reason == "stream_closed_early"
+        assert raised.value.committed
+
+
+async def test_e1_leaving_the_block_is_the_disconnect(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(hangs(Head(), Say(("a",)))) as (router, worker):
+        async with router.stream(JOB) as deltas:
+            async for _ in deltas:
+                break
+
+        assert worker.sources[0].closed_at is not None
+        assert not router.flights
+
+
+async def test_b126_an_exception_of_the_caller_comes_out_as_itself(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(hangs(Head(), Say(("a",)))) as (router, _):
+        with pytest.raises(ZeroDivisionError):
+            await divide_by_zero(router)
+
+
+async def divide_by_zero(router: Router) -> None:
+    async with router.stream(JOB) as deltas:
+        async for _ in deltas:
+            _ = 1 / 0
+
+
+async def test_e1_cancelling_the_caller_is_the_disconnect(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(hangs(Head(), Say(("a",)))) as (router, worker):
+        with trio.move_on_after(3) as scope:
+            async with router.stream(JOB) as deltas:
+                async for _ in deltas:
+                    pass
+
+        assert scope.cancelled_caught
+        assert worker.sources[0].closed_at == trio.current_time()
+        assert not router.flights
+
+
+async def test_s1_a_slow_reader_pauses_its_worker_and_holds_a_bounded_queue(
+    autojump_clock: MockClock,
+) -> None:
+    said = [Say((str(n),)) for n in range(3 * HIGH)]
+    async with (
+        opened(lambda *_: (Head(), *said, Finish())) as (router, worker),
+        router.stream(JOB) as deltas,
+    ):
+        await wait_all_tasks_blocked()
+        source = worker.sources[0]
+        paused = [source.paused]
+        assert len(deltas._deltas) == HIGH
+
+        first = [await anext(deltas) for _ in range(HIGH - LOW)]
+        paused.append(source.paused)
+        assert paused == [True, False]
+        rest = [d async for d in deltas]
+
+        texts = [d.text for d in (*first, *rest)]
+        assert texts == [str(n) for n in range(3 * HIGH)]
+
+
+async def test_e1_complete_answers_whole(autojump_clock: MockClock) -> None:
+    async with opened(answers("Hel", "lo")) as (router, _):
+        completion = await router.complete(JOB)
+
+    assert completion.text == "Hello"
+    assert completion.reason is FinishReason.STOP
+
+
+async def test_e1_complete_raises_what_went_wrong(autojump_clock: MockClock) -> None:
+    async with opened(lambda *_: (Head(), Say(("a",)), Fail(LOST))) as (router, _):
+        with pytest.raises(RequestFailed) as raised:
+            await router.complete(JOB)
+
+    assert raised.value.fault is LOST
+
+
+async def test_o6_an_unknown_model_is_refused_by_the_table(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(answers("x")) as (router, worker):
+        with pytest.raises(RequestFailed) as raised:
+            await router.complete(Job("other", ()))
+
+    assert raised.value.fault.kind is FaultKind.MODEL_NOT_FOUND
+    assert worker.sources == []
+
+
+def test_tool_calls_are_put_together_by_their_index() -> None:
+    receiver = CompletionReceiver()
+    assignment = AssignmentId(RequestId("r"), 1)
+    parts = [
+        Delta(assignment, 0, Kind.REASONING, "hm"),
+        Delta(assignment, 1, Kind.TOOL_CALL, "", ToolPart(0, "t0", "f")),
+        Delta(assignment, 2, Kind.TOOL_CALL, "", ToolPart(1, "t1", "g")),
+        Delta(assignment, 3, Kind.TOOL_CALL, '{"a"', ToolPart(0)),
+        Delta(assignment, 4, Kind.TOOL_CALL, ":1}", ToolPart(0)),
+    ]
+    receiver.take(parts)
+    receiver.finish(Finished(assignment, FinishReason.TOOL_CALLS))
+
+    completion = receiver.completion()
+
+    assert completion.reasoning == "hm"
+    assert completion.tool_calls == (
+        ToolCall("t0", "f", '{"a":1}'),
+        ToolCall("t1", "g", ""),
+    )

@@ -1,0 +1,147 @@
+"""What the router knows and says of itself."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from router.engine import Router, open_router
+from router.engine.records import Receipts
+from router.errors import FaultKind, RequestFailed
+from router.messages import Discovery, ProbeResult
+from router.settings import ModelSettings, Settings, WaitSettings, WorkerSettings
+from workers.scripted import ScriptedWorker, answers
+
+
+@asynccontextmanager
+async def opened(
+    *workers: ScriptedWorker, settings: Settings | None = None
+) -> AsyncIterator[Router]:
+    async with open_router(settings, workers=workers, rng=random.Random(1)) as router:
+        await wait_all_tasks_blocked()
+        yield router
+
+
+def named(name: str, *models: str) -> ScriptedWorker:
+    return ScriptedWorker(name, answers("ok"), models=models)
+
+
+async def test_o2_models_are_the_union_over_ready_workers_and_their_aliases(
+    autojump_clock: MockClock,
+) -> None:
+    lost = named("b", "n")
+    settings = Settings(
+        models={"m": ModelSettings(("gpt",)), "n": ModelSettings(("old", "*"))}
+    )
+    async with opened(named("a", "m", "k"), lost, settings=settings) as router:
+        assert [c.id for c in router.model_cards()] == ["gpt", "k", "m", "n", "old"]
+
+        lost.result = ProbeResult.REFUSED
+        await trio.sleep(3)
+
+        assert [c.id for c in router.model_cards()] == ["gpt", "k", "m"]
+        assert router.resolve("n") == "n"
+
+
+async def test_o6_aliases_resolve_and_a_star_catches_the_rest(
+    autojump_clock: MockClock,
+) -> None:
+    settings = Settings(models={"m": ModelSettings(("gpt", "*"))})
+    async with opened(named("a", "m"), settings=settings) as router:
+        assert router.resolve("gpt") == "m"
+        assert router.resolve("../../slots") == "m"
+
+
+async def test_o6_an_unknown_model_is_loading_while_a_worker_was_never_seen(
+    autojump_clock: MockClock,
+) -> None:
+    unseen = named("b", "n")
+    unseen.result = ProbeResult.REFUSED
+    settings = Settings(waits=WaitSettings(load_wait_ms=10_000))
+    async with opened(named("a", "m"), unseen, settings=settings) as router:
+        with pytest.raises(RequestFailed) as raised:
+            router.resolve("n")
+        assert raised.value.fault.kind is FaultKind.MODEL_LOADING
+        assert raised.value.fault.retry_after is not None
+
+        await trio.sleep(10)
+
+        assert router.resolve("n") is None
+        assert router.resolve("m") == "m"
+
+
+async def test_d2_a_fallback_stands_in_while_no_worker_of_the_model_is_ready(
+    autojump_clock: MockClock,
+) -> None:
+    big = named("a", "big")
+    settings = Settings(models={"big": ModelSettings(fallback="small")})
+    async with opened(big, named("b", "small"), settings=settings) as router:
+        assert router.resolve("big") == "big"
+
+        big.result = ProbeResult.REFUSED
+        await trio.sleep(3)
+
+        assert router.resolve("big") == "small"
+
+
+async def test_d4_the_router_is_ready_when_a_worker_is(
+    autojump_clock: MockClock,
+) -> None:
+    worker = named("a", "m")
+    worker.result = ProbeResult.LOADING
+    async with opened(worker) as router:
+        assert not router.ready
+
+        worker.result = ProbeResult.ANSWERED
+        await trio.sleep(1)
+
+        assert router.ready
+
+
+async def test_d4_the_status_shows_every_worker_with_its_reason(
+    autojump_clock: MockClock,
+) -> None:
+    small = named("a", "m")
+    small.discovery = Discovery(("m",), 2, 4096, "scripted", "v1")
+    async with opened(small) as router:
+        (worker,) = router.status()["workers"]
+
+    assert worker["name"] == "a"
+    assert worker["state"] == worker["reason"] == "ready"
+    assert worker["slots"] == worker["limit"] == 2
+    assert (worker["engine"], worker["version"]) == ("scripted", "v1")
+
+
+async def test_e3_two_routers_live_in_one_process(autojump_clock: MockClock) -> None:
+    async with opened(named("a", "m")) as one, opened(named("a", "n")) as two:
+        assert one.resolve("m") == "m"
+        assert two.resolve("m") is None
+        assert one.tally is not two.tally
+
+
+def test_f2_request_ids_are_unique_and_sort_by_birth() -> None:
+    router = Router(Settings(), random.Random(1))
+    ids = [router.new_request_id() for _ in range(1_000)]
+
+    assert len(set(ids)) == 1_000
+    assert [i[:16] for i in ids] == sorted(i[:16] for i in ids)
+
+
+async def test_e1_workers_may_be_given_as_urls_and_settings() -> None:
+    async with open_router(
+        Settings(workers=(WorkerSettings("first", "http://127.0.0.1:9"),)),
+        workers=["http://127.0.0.1:10/v1"],
+    ) as router:
+        assert list(router.workers) == ["first", "127.0.0.1:10"]
+
+
+def test_x3_only_the_last_receipts_are_kept() -> None:
+    receipts = Receipts(2)
+    for name in "abc":
+        receipts.add(name, {"request": name})
+
+    assert receipts.get("a") is None
+    assert receipts.get("c") == {"request": "c"}

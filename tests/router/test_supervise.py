@@ -1,0 +1,314 @@
+"""Keeping one worker, on the test's own clock."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from router.engine import Router, open_router
+from router.errors import Fault, FaultKind
+from router.lifecycle import State
+from router.messages import Discovery, Job, ProbeResult, SlotView
+from router.settings import Settings, WaitSettings
+from tests.kit.receiver import Recorder
+from workers.scripted import (
+    Comment,
+    Fail,
+    Head,
+    Refuse,
+    Say,
+    ScriptedWorker,
+    Wait,
+    answers,
+    hangs,
+)
+
+JOB = Job("m", (), target="m")
+
+
+@asynccontextmanager
+async def opened(
+    *workers: ScriptedWorker, settings: Settings | None = None
+) -> AsyncIterator[Router]:
+    async with open_router(settings, workers=workers, rng=random.Random(1)) as router:
+        await wait_all_tasks_blocked()
+        yield router
+
+
+async def serve(router: Router, receiver: Recorder) -> None:
+    await router.serve(JOB, receiver, request=router.new_request_id())
+
+
+def state(router: Router, worker: ScriptedWorker) -> State:
+    return router.fleet.members[worker.id].life.state
+
+
+async def test_l2_a_worker_that_loads_is_taken_in_when_it_answers(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    worker.result = ProbeResult.LOADING
+    receiver = Recorder()
+    async with opened(worker) as router:
+        assert state(router, worker) is State.LOADING
+        async with trio.open_nursery() as nursery:
+            # Named by nobody yet, so the request goes in under its alias.
+            await trio.sleep(5)
+            worker.result = ProbeResult.ANSWERED
+            await trio.sleep(1)
+            nursery.start_soon(serve, router, receiver)
+
+        assert receiver.text == "ok"
+
+
+async def test_l3_a_lost_worker_is_probed_with_backoff_and_returns_ramped(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with opened(worker) as router:
+        worker.result = ProbeResult.REFUSED
+        await trio.sleep(3)
+        assert state(router, worker) is State.LOST
+        before = worker.probes
+        await trio.sleep(300)
+        assert worker.probes - before < 20
+
+        worker.result = ProbeResult.ANSWERED
+        await trio.sleep(31)
+
+        assert state(router, worker) is State.READY
+        assert router.fleet.members[worker.id].limit == 1
+
+
+async def test_l3_one_missed_probe_is_no_loss(autojump_clock: MockClock) -> None:
+    a = ScriptedWorker("a", answers("ok"))
+    async with opened(a, ScriptedWorker("b", answers("ok"))) as router:
+        a.result = ProbeResult.SILENT
+        await trio.sleep(2.1)
+        a.result = ProbeResult.ANSWERED
+        await trio.sleep(2.1)
+        assert state(router, a) is State.READY
+
+        a.result = ProbeResult.SILENT
+        await trio.sleep(7)
+        assert state(router, a) is State.LOST
+
+
+async def test_b115_tokens_that_flow_outweigh_probes_that_do_not_answer(
+    autojump_clock: MockClock,
+) -> None:
+    steps = (Head(), *(s for _ in range(30) for s in (Wait(1), Say(("x",)))))
+    a = ScriptedWorker("a", lambda *_: steps)
+    receiver = Recorder()
+    async with (
+        opened(a, ScriptedWorker("b", answers("ok"))) as router,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(serve, router, receiver)
+        await trio.sleep(2)
+        a.result = ProbeResult.SILENT
+        await trio.sleep(25)
+
+        assert state(router, a) is State.READY
+        assert receiver.fault is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_b115_the_last_worker_is_not_put_out_on_soft_evidence(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with opened(worker) as router:
+        worker.result = ProbeResult.SILENT
+        await trio.sleep(60)
+
+        assert state(router, worker) is State.READY
+
+
+async def test_l3_a_refused_connection_is_looked_into_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    a = ScriptedWorker("a", lambda *_: (Refuse(),))
+    async with opened(a, ScriptedWorker("b", answers("ok"))) as router:
+        a.result = ProbeResult.REFUSED
+
+        await serve(router, Recorder())
+        await wait_all_tasks_blocked()
+
+        assert state(router, a) is State.LOST
+
+
+async def test_a4_a_worker_that_refuses_our_key_is_out_until_it_takes_it(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    worker.result = ProbeResult.UNAUTHORIZED
+    async with opened(worker) as router:
+        life = router.fleet.members[worker.id].life
+        assert (life.state, life.reason) == (State.FAILED, "unauthorized")
+
+        worker.result = ProbeResult.ANSWERED
+        await trio.sleep(31)
+
+        assert state(router, worker) is State.READY
+
+
+async def test_l9_a_restarted_engine_is_noticed_and_counted(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(Head(), Say(("a",))))
+    worker.discovery = Discovery(("m",), 4, started_at=1_000.0)
+    receiver = Recorder()
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, receiver)
+        await wait_all_tasks_blocked()
+
+        worker.discovery = Discovery(("m",), 4, started_at=2_000.0)
+        await trio.sleep(3)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.WORKER_RESTARTED
+        assert router.tally.restarts == {"a": 1}
+        assert worker.sources[0].closed_at is not None
+
+
+async def leave_early(router: Router) -> None:
+    with trio.move_on_after(0.5):
+        await serve(router, Recorder())
+
+
+async def test_s3_a_permit_settles_when_a_probe_shows_the_slot_free(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker(
+        "a", hangs(Head(), Comment()), slots=1, settle_s=1.0, settles_by_probe=True
+    )
+    worker.slots_shown = SlotView(1, 1)
+    async with opened(worker) as router:
+        await leave_early(router)
+        member = router.fleet.members[worker.id]
+        await trio.sleep(0.3)
+        assert member.busy == 1
+
+        worker.slots_shown = SlotView(1, 0)
+        await trio.sleep(0.5)
+
+        assert member.busy == 0
+
+
+async def test_s3_a_permit_settles_by_time_only_where_no_probe_can_tell(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(Head(), Comment()), slots=1, settle_s=6.0)
+    async with opened(worker) as router:
+        await leave_early(router)
+        member = router.fleet.members[worker.id]
+        await trio.sleep(5.9)
+        assert member.busy == 1
+
+        await trio.sleep(1.1)
+
+        assert member.busy == 0
+
+
+async def test_b04_a_ghost_keeps_its_permit_and_new_work_goes_elsewhere(
+    autojump_clock: MockClock,
+) -> None:
+    ghostly = ScriptedWorker(
+        "a", hangs(Head(), Comment()), slots=1, settle_s=1.0, settles_by_probe=True
+    )
+    ghostly.slots_shown = SlotView(1, 1)
+    receiver = Recorder()
+    settings = Settings(waits=WaitSettings(ghost_ms=20_000))
+    other = ScriptedWorker("b", answers("ok"), slots=1)
+    async with opened(ghostly, other, settings=settings) as router:
+        await leave_early(router)
+        await trio.sleep(3)
+        member = router.fleet.members[ghostly.id]
+        assert len(member.ghosts) == 1
+        assert router.tally.ghosts == {"a": 1}
+
+        for _ in range(3):
+            await serve(router, receiver := Recorder())
+            assert receiver.routes == [("b", 1)]
+
+        # Held at most ghost_ms, then given up.
+        await trio.sleep(20)
+        assert member.busy == 0
+        assert not member.ghosts
+
+
+async def test_s3_a_slot_that_works_for_a_live_request_settles_nobody(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker(
+        "a", hangs(Head(), Comment()), slots=2, settle_s=1.0, settles_by_probe=True
+    )
+    worker.slots_shown = SlotView(2, 2)
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, Recorder())
+        await wait_all_tasks_blocked()
+        await leave_early(router)
+        member = router.fleet.members[worker.id]
+        await trio.sleep(2)
+        assert member.busy == 2
+
+        worker.slots_shown = SlotView(2, 1)
+        await trio.sleep(1.1)
+
+        assert member.busy == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a8_a_rested_worker_takes_its_waiters_without_being_asked(
+    autojump_clock: MockClock,
+) -> None:
+    full = Fault(FaultKind.DECLINED, "full", status=503)
+    worker = ScriptedWorker("a", lambda *_: (Fail(full),))
+    second = Recorder()
+    async with opened(worker) as router:
+        await serve(router, Recorder())
+        worker.script = answers("ok")
+        start = trio.current_time()
+
+        await serve(router, second)
+
+        assert second.text == "ok"
+        assert 0.2 < trio.current_time() - start < 0.8
+
+
+async def test_w2_a_request_that_left_while_it_was_probed_is_not_judged(
+    autojump_clock: MockClock,
+) -> None:
+    class Slow(ScriptedWorker):
+        async def slot_view(self) -> SlotView | None:
+            await trio.sleep(0.3)
+            return SlotView(4, 0)
+
+    worker = Slow("a", hangs(), settles_by_probe=True)
+    async with opened(worker) as router:
+        with trio.move_on_after(0.6):
+            await serve(router, Recorder())
+        await trio.sleep(1)
+
+        assert router.tally.waits == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_w9_budgets_end_within_half_a_poll_wherever_they_begin(
+    autojump_clock: MockClock, seed: int
+) -> None:
+    worker = ScriptedWorker("a", hangs(), settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 0)
+    receiver = Recorder()
+    async with opened(worker) as router:
+        await trio.sleep(random.Random(seed).uniform(0, 5))
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.STALLED
+        assert trio.current_time() - start == pytest.approx(10.0, abs=0.2501)
