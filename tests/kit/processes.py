@@ -131,7 +131,7 @@ def running(
 
 @contextmanager
 def llama_servers(count: int, slots: int) -> Iterator[list[Llama]]:
-    """Run *count* servers on the bundled model, loading side by side.
+    """Run *count* servers on the bundled model, one thread each.
 
     Raises:
         ModuleNotFoundError: a part is not installed.
@@ -144,7 +144,7 @@ def llama_servers(count: int, slots: int) -> Iterator[list[Llama]]:
         processes = []
         for _ in range(count):
             process, _ = stack.enter_context(
-                running(command(slots=slots), stderr=subprocess.DEVNULL, **pipes)
+                running(command(slots=slots, threads=1), stderr=subprocess.DEVNULL, **pipes)
             )
             processes.append(process)
         servers = []
