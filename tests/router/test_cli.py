@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,17 +40,6 @@ def test_d5_every_command_has_its_help(command: str) -> None:
 
 def test_d5_serve_has_examples_in_its_help() -> None:
     assert "Examples:\n    fencepost serve --worker" in run("serve", "--help").output
-
-
-def test_d5_python_dash_m_router_is_the_same_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "router", "--help"],
-        cwd=Path(__file__).parent.parent.parent,
-        capture_output=True,
-        check=True,
-    )
-
-    assert done.stdout.startswith(b"Usage: fencepost ")
 
 
 def test_d1_check_shows_the_resolved_configuration(tmp_path: Path) -> None:
