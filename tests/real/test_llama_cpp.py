@@ -100,7 +100,7 @@ async def test_s2_hundred_left_streams_leave_no_slot_at_work(
     router: Daemon, llamas: list[Llama]
 ) -> None:
     """Queued, in prefill or mid-stream: a client that leaves frees all it had."""
-    rng = random.Random(20261129)  # noqa: S311 - moments, seeded
+    rng = random.Random(20261129)
     seen: list[Got] = [Got() for _ in range(STREAMS)]
 
     async def leave(got: Got, after: float) -> None:
