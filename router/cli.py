@@ -19,7 +19,7 @@ from rich.live import Live
 from router.config import ConfigInvalid, load, of_urls, render
 from router.config.addresses import parse_address
 from router.control import Control, ControlFailed, admin_address
-from router.daemon import StartFailed, run_daemon
+from router.daemon import Crashed, StartFailed, run_daemon
 from router.display import draw_status
 from router.logs import LogForm
 from router.settings import Settings
@@ -126,7 +126,7 @@ def serve(
     form = LogForm(log_format) if log_format else default_form()
     try:
         run_daemon(settings, environ=os.environ, form=form, stream=sys.stderr)
-    except StartFailed as failure:
+    except (StartFailed, Crashed) as failure:
         fail(failure)
 
 

@@ -9,14 +9,13 @@ import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Final, TextIO, TypeAlias
 
 import trio
 
 from router.config.addresses import UnixAddress, parse_address
 from router.control import admin_address, state_dir
-from router.daemon.faults import StartFailed
+from router.daemon.faults import Crashed, StartFailed
 from router.daemon.listening import (
     close_all,
     make_private,
@@ -57,15 +56,18 @@ def run_daemon(
 
     Raises:
         StartFailed: an address or a folder can't be had; nothing is left open.
+        Crashed: a bug ended it; the log has its trace.
     """
     log = open_log(form, stream)
     raise_descriptor_limit()
     with bridged(log, "fencepost"):
-        trio.run(
-            partial(
-                _run, settings, environ, log, on_request_end=request_line(form, stream)
-            )
-        )
+        try:
+            trio.run(_run, settings, environ, log, request_line(form, stream))
+        except StartFailed:
+            raise
+        except (Exception, BaseExceptionGroup) as bug:
+            log.error("crashed", exc_info=bug)  # noqa: TRY400  it traces without text
+            raise Crashed from None
 
 
 def raise_descriptor_limit() -> int:
@@ -84,7 +86,6 @@ async def _run(
     settings: Settings,
     environ: Mapping[str, str],
     log: Log,
-    *,
     on_request_end: RequestEnd,
 ) -> None:
     with trio.open_signal_receiver(*SIGNALS) as signals, ExitStack() as sockets:

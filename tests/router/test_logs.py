@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator
 from datetime import datetime
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.errors import LocalError
-from router.logs import LogForm, open_log, request_line, trace
+from router.logs import LogForm, bridged, open_log, request_line, trace
 
 RECORD: dict[str, object] = {
     "request": "r1",
@@ -81,6 +82,36 @@ def test_x2_the_trace_of_a_bug_holds_no_content(
     assert "secret" not in shown
     assert "ValueError" in shown
     assert "test_logs.py" in shown
+
+
+def test_what_the_library_logs_comes_out_as_our_lines(stream: io.StringIO) -> None:
+    logger = logging.getLogger("fencepost.workers")
+    bug = raised(KeyError("secret"))
+
+    with bridged(open_log(LogForm.JSON, stream), "fencepost"):
+        logger.info("worker %s: %s", "w0", "lost")
+        logger.warning("a slot still works")
+        logger.error("a bug", exc_info=bug)
+        logger.debug("not told")
+
+    first, second, third = lines(stream)
+    assert first["event"] == "worker w0: lost"
+    assert first["logger"] == "fencepost.workers"
+    assert (first["level"], second["level"], third["level"]) == (
+        *("info", "warning", "error"),
+    )
+    assert "KeyError" in third["trace"]
+    assert "secret" not in third["trace"]
+
+
+def test_e3_logging_is_as_it_was_behind_the_bridge(stream: io.StringIO) -> None:
+    logger = logging.getLogger("fencepost")
+    before = logger.level, logger.propagate, list(logger.handlers)
+
+    with bridged(open_log(LogForm.JSON, stream), "fencepost"):
+        assert not logger.propagate
+
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
 
 
 def raised(error: Exception) -> Exception:
