@@ -105,22 +105,28 @@ class Control:
         root = self._site.root
         url = root + path if path.startswith("/") else path
         headers = dict(self._own) if url.startswith(f"{root}/") else {}
+        # Nothing is unpacked, so what the limit counts is what there is.
+        headers["accept-encoding"] = "identity"
         if body is not None:
             headers["content-type"] = "application/json"
+        pieces: list[bytes] = []
+        size = 0
         try:
             async with self._client.stream(
                 method, url, headers=headers, content=body
             ) as response:
-                pieces = []
-                size = 0
-                async for piece in response.aiter_bytes():
+                async for piece in response.aiter_raw():
+                    pieces.append(piece)
                     size += len(piece)
                     if size > ANSWER_MAX:
-                        raise NoAnswer(f"an answer of more than {ANSWER_MAX} bytes")
-                    pieces.append(piece)
+                        # To leave the loop would leave httpx's generators to
+                        # the garbage collector; so the next read shall fail.
+                        await response.extensions["network_stream"].aclose()
                 fields = {k.lower(): v for k, v in response.headers.items()}
                 return Answer(response.status_code, fields, b"".join(pieces))
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            if size > ANSWER_MAX:
+                raise NoAnswer(f"an answer of more than {ANSWER_MAX} bytes") from error
             if any(isinstance(cause, _REFUSALS) for cause in _causes(error)):
                 raise NoAnswer("the connection was refused", refused=True) from error
             raise NoAnswer(_what(error)) from error
