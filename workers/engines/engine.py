@@ -61,7 +61,7 @@ class Cards(NamedTuple):
     """``owned_by`` of all of them."""
     cards: Sequence[dict[str, Any]] = ()
 
-    def context(self, *path: str) -> int | None:
+    def smallest(self, *path: str) -> int | None:
         """Give the smallest whole number that the cards have at *path*."""
         found = [whole(dig(card, *path)) for card in self.cards]
         return min((n for n in found if n is not None and n > 0), default=None)

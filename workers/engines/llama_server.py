@@ -49,7 +49,7 @@ class LlamaServer:
             return probe
         self._learn(props)
         fields = props.fields()
-        context = cards.context("meta", "n_ctx")
+        context = cards.smallest("meta", "n_ctx")
         if context is None:
             context = whole(dig(fields, "default_generation_settings", "n_ctx"))
         return answered(

@@ -47,7 +47,7 @@ class Sglang:
             Discovery(
                 models=cards.models,
                 slots=_total(loads),
-                context=cards.context("max_model_len"),
+                context=cards.smallest("max_model_len"),
                 engine=self.name,
                 version=word(about.get("version")),
             )

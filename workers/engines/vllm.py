@@ -27,7 +27,7 @@ class Vllm:
         return answered(
             Discovery(
                 models=cards.models,
-                context=cards.context("max_model_len"),
+                context=cards.smallest("max_model_len"),
                 engine=self.name,
                 version=word(version.fields().get("version")),
                 started_at=metric(metrics.text(), "process_start_time_seconds"),
