@@ -189,8 +189,9 @@ def client_edge(
 
     Args:
         router: what serves.
-        settings: None: the router's own. ``connections_max`` is taken as it
-            is: whoever runs the process knows what its descriptors allow.
+        settings: None: the router's own. Half of the process's descriptors
+            at most go to clients, whatever ``connections_max`` says (H6): each
+            may need another one, towards a worker.
         log: None: Python's ``fencepost`` logger.
         patience: None: the defaults of H1.
 
@@ -199,6 +200,10 @@ def client_edge(
             here; to read it anew, set ``edge.routes.keys``.
     """
     settings = router.settings.server if settings is None else settings
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        most = max(1, min(settings.connections_max, soft // 2))
+        settings = attrs.evolve(settings, connections_max=most)
     site = Site(
         settings,
         router.tally,
@@ -227,17 +232,11 @@ async def serve(
     Args:
         router: an open router, which outlives this call.
         listeners: bound, listening stream sockets, TCP or unix.
-        settings: None: the router's own. Half of the process's descriptors
-            at most go to clients, whatever ``connections_max`` says.
+        settings: as ``client_edge`` takes them.
         task_status: started once connections are accepted.
 
     Raises:
         KeysInvalid: ``api_keys_file`` can't be read as one.
     """
-    settings = router.settings.server if settings is None else settings
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY:
-        most = max(1, min(settings.connections_max, soft // 2))
-        settings = attrs.evolve(settings, connections_max=most)
     edge = client_edge(router, settings)
     await edge.serve(listeners, task_status=task_status)
