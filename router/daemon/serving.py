@@ -97,10 +97,10 @@ async def _run(
             clients += opened
         async with open_router(settings) as router:
             router.on_request_end = on_request_end
-            edge = client_edge(router, log=log)
+            edge, admin = client_edge(router, log=log), admin_edge(router, log=log)
             ended = trio.Event()
             async with trio.open_nursery() as nursery:
-                await nursery.start(admin_edge(router, log=log).serve, operators)
+                await nursery.start(admin.serve, operators)
                 await nursery.start(_serve_to_the_end, edge, clients, ended)
                 log.info(
                     "listening",
@@ -108,7 +108,9 @@ async def _run(
                     admin=[shown(sock) for sock in operators],
                     workers=len(settings.workers),
                 )
-                await stop_on_signal(signals, router, edge, ended, settings.server, log)
+                await stop_on_signal(
+                    signals, router, edge, admin, ended, settings.server, log
+                )
                 nursery.cancel_scope.cancel()
     log.info("stopped")
 

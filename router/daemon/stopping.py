@@ -17,7 +17,7 @@ from router.settings import ServerSettings
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 #: Seconds for error frames to leave once the drain is over (T8.8: exit within
 #: a second of it).
-LAST_WORDS_S: Final = 0.7
+LAST_WORDS_S: Final = 0.5
 
 STOPPING: Final = Fault(
     FaultKind.SHUTTING_DOWN, "the router is stopping", retry_after=1.0
@@ -59,6 +59,7 @@ async def stop_on_signal(
     signals: AsyncIterator[int],
     router: Requests,
     edge: Front,
+    admin: Front,
     edge_ended: trio.Event,
     settings: ServerSettings,
     log: Log,
@@ -70,7 +71,8 @@ async def stop_on_signal(
     Args:
         signals: as ``trio.open_signal_receiver`` yields them.
         router: refuses and at last cuts its requests.
-        edge: the clients' edge; admin listeners are not touched.
+        edge: the clients' edge.
+        admin: tells that we are not ready, and listens to the end.
         edge_ended: set by whoever runs ``edge.serve`` when it has returned.
         settings: ``lame_duck_ms`` and ``drain_ms``.
         log: told of each step.
@@ -79,7 +81,7 @@ async def stop_on_signal(
     log.info("stopping", signal=signal.Signals(first).name, live=router.active)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_at_once, signals, nursery.cancel_scope, log)
-        await _drain(router, edge, edge_ended, settings, log)
+        await _drain(router, edge, admin, edge_ended, settings, log)
         nursery.cancel_scope.cancel()
 
 
@@ -94,11 +96,13 @@ async def _stop_at_once(
 async def _drain(
     router: Requests,
     edge: Front,
+    admin: Front,
     edge_ended: trio.Event,
     settings: ServerSettings,
     log: Log,
 ) -> None:
     edge.drain()
+    admin.drain()
     await trio.sleep(settings.lame_duck_ms / 1000)
     edge.stop_accepting()
     router.refuse_new(STOPPING)

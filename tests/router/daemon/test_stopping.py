@@ -57,7 +57,7 @@ class Stage:
         """Stop as the daemon does; gives how long it took."""
         log: Log = self
         signals = self.signals()
-        await stop_on_signal(signals, self, self, self.ended, SETTINGS, log)
+        await stop_on_signal(signals, self, self, self, self.ended, SETTINGS, log)
         await signals.aclose()  # type: ignore[attr-defined]  # it is a generator
         return round(trio.current_time() - self._born, 6)
 
@@ -79,6 +79,7 @@ async def test_d3_streams_that_finish_end_the_drain(autojump_clock: MockClock) -
     assert stage.done == [
         (0, "stopping"),
         (0, "drain"),
+        (0, "drain"),
         (2, "stop_accepting"),
         (2, STOPPING),
     ]
@@ -92,7 +93,7 @@ async def test_d3_what_outlives_the_drain_is_cut_and_has_its_last_words(
 
     took = await stage.run()
 
-    assert stage.done[4:] == [(32, "drain is over"), (32, DRAIN_OVER)]
+    assert stage.done[5:] == [(32, "drain is over"), (32, DRAIN_OVER)]
     assert took == 32 + LAST_WORDS_S
 
 
