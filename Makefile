@@ -8,6 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 SOURCES := router workers tests bench
 STAMP := .venv/.installed
+RUST_STAMP := .venv-bench/.installed
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test check deep bench format lock clean lint types fast
@@ -27,7 +28,7 @@ check: $(STAMP) ## Format, lint, types, layers and the quick tests: under a minu
 deep: $(STAMP) ## The sized tests, as large as FENCEPOST_DEEP says (1: a release)
 	FENCEPOST_DEEP=$(FENCEPOST_DEEP) $(PYTEST) -q -m "deep or hypothesis" --durations=10
 
-bench: $(STAMP) ## CPU per delta and per request, beside other routers
+bench: $(STAMP) $(RUST_STAMP) ## CPU per delta and per request, beside other routers
 	$(BIN)/python -m bench
 
 format: $(STAMP) ## Format and fix what can be fixed
@@ -52,15 +53,24 @@ $(STAMP): pyproject.toml requirements/lock.txt requirements/model.txt
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
 	touch $@
 
+# The two Rust routers that bench compares with; they live apart from ours.
+$(RUST_STAMP): requirements/bench.txt
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --require-hashes -r requirements/bench.txt
+	touch $@
+
 # Hash-pinned, and naming no index: whoever installs has their own.
-lock: ## Renew requirements/lock.txt from pyproject.toml
+COMPILE := .venv-lock/bin/pip-compile --quiet --upgrade --generate-hashes \
+  --allow-unsafe --strip-extras --no-header --no-emit-index-url \
+  --no-emit-trusted-host --no-emit-find-links
+
+lock: ## Renew the hash-pinned files in requirements/
 	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install -qq pip-tools
-	.venv-lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
-	  --strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \
-	  --no-emit-find-links --extra demo --extra test \
+	.venv-lock/bin/python -m pip install --quiet pip-tools
+	$(COMPILE) --extra demo --extra test \
 	  --output-file requirements/lock.txt pyproject.toml requirements/build.in
+	$(COMPILE) --output-file requirements/bench.txt requirements/bench.in
 
 clean: ## Remove the environment and all caches
-	rm -rf .venv .venv-lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bench .venv-lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
