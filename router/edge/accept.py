@@ -29,6 +29,11 @@ _CLOSED: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 #: Unsent bytes that the kernel holds for one client before it takes no more:
 #: without it a stalled reader costs megabytes of send buffer (H5).
 _NOTSENT_LOWAT: Final = 64 * 1024
+#: Seconds of silence before the kernel asks whether a client's machine is
+#: still there, and between asking again: nobody else notices one that died
+#: without a FIN while its request waits.
+_ASK_AFTER_S: Final = 30
+_ASK_EVERY_S: Final = 10
 
 FULL: Final = refusal(
     503,
@@ -131,16 +136,25 @@ class Acceptor:
             self._site.warn("accept_exhausted", error=error.strerror)
 
 
-def tune(sock: socket.socket) -> None:
-    """Set what a client's TCP connection needs; others are left as they are."""
-    if sock.family in {socket.AF_INET, socket.AF_INET6}:
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT
-            )
-        except OSError:
-            pass  # it was reset meanwhile; the first read will tell
+def tune(listener: socket.socket, stall_ms: int) -> None:
+    """Set what each TCP connection of *listener* will need.
+
+    Linux gives accepted connections the options of their listener, so that
+    none of these costs a system call per client.
+
+    Args:
+        listener: TCP, or another kind, which is left as it is.
+        stall_ms: how long bytes to a client may go unacknowledged.
+    """
+    if listener.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    tcp = socket.IPPROTO_TCP
+    listener.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    listener.setsockopt(tcp, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT)
+    listener.setsockopt(tcp, socket.TCP_USER_TIMEOUT, stall_ms)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(tcp, socket.TCP_KEEPIDLE, _ASK_AFTER_S)
+    listener.setsockopt(tcp, socket.TCP_KEEPINTVL, _ASK_EVERY_S)
 
 
 def _reserve() -> int | None:

@@ -78,10 +78,7 @@ def admin_edge(
     log: Log | None = None,
     patience: Patience | None = None,
 ) -> Edge:
-    """Make the edge for operators of *router*; its listeners are the caller's.
-
-    More routes may be put into ``edge.routes`` before it serves.
-    """
+    """Make the edge for operators of *router*; its listeners are the caller's."""
     site = Site(
         attrs.evolve(
             ServerSettings(),

@@ -125,6 +125,10 @@ class Connection:
         if self._sink.cut_off:
             self.hang_up()
 
+    def abandon(self) -> None:
+        """End, as if the client had left: what we did for it has failed (L1)."""
+        self._scope.cancel()
+
     def expire(self, now: float) -> None:
         """End a connection that has waited until ``until`` in vain."""
         if self._phase is _Phase.FLUSHING:
@@ -159,9 +163,9 @@ class Connection:
         what is not an Exception. If cancelled, the socket is closed.
         """
         try:
-            self._poll.add(self._sock.fileno(), self)
             with self._scope:
                 try:
+                    self._poll.add(self._sock.fileno(), self)
                     in_order = await self._talk()
                 except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
                     in_order = self._contain(raised)

@@ -72,8 +72,6 @@ class Metrics(Collector):
         self._core = core
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        #: Gauges of whoever else counts: name behind ``fencepost_`` to value.
-        self.gauges: dict[str, float] = {}
 
     def render(self) -> bytes:
         """Write all metrics in Prometheus' text format."""
@@ -110,8 +108,6 @@ class Metrics(Collector):
             value=tally.buffer_high_water,
         )
         yield from self._now()
-        for name, value in self.gauges.items():
-            yield GaugeMetricFamily(f"fencepost_{name}", name, value=value)
 
     def _now(self) -> Iterator[Metric]:
         """Give what the status says of this moment."""

@@ -26,8 +26,8 @@ _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class Client(Protocol):
-    """One client's socket, as the poll tells it of events. Both calls are
-    synchronous, and neither closes the socket."""
+    """One client's socket, as the poll tells it of events. The calls are
+    synchronous, and none closes the socket."""
 
     def hang_up(self) -> None:
         """Learn that the client will send nothing more, or is gone. May be
@@ -35,6 +35,9 @@ class Client(Protocol):
 
     def flush(self) -> None:
         """Learn that the socket takes bytes again."""
+
+    def abandon(self) -> None:
+        """End for a bug in one of the calls above. Never raises."""
 
 
 class ClientPoll:
@@ -100,3 +103,4 @@ class ClientPoll:
                 raise
             except Exception as bug:  # noqa: BLE001  one client's bug is its own (L1)
                 self._on_bug("edge.poll", bug)
+                client.abandon()

@@ -66,6 +66,7 @@ class Edge:
         """
         for listener in listeners:
             listener.setblocking(False)
+            tune(listener, self.site.settings.client_stall_ms)
         self._listeners = listeners
         poll = ClientPoll(self.site.bug)
         acceptor = Acceptor(self.site)
@@ -148,7 +149,6 @@ class Edge:
         if len(self._live) >= self.site.settings.connections_max:
             acceptor.turn_away(sock)
             return
-        tune(sock)
         connection = Connection(sock, self.site, self.routes, poll, self._live.discard)
         self._live.add(connection)
         connections.start_soon(connection.run)

@@ -27,7 +27,7 @@ class Patience:
     are the ones to close."""
     linger_s: float = 1.0
     """For the client to read an unclean end before its socket is closed."""
-    sweep_s: float = 1.0
+    sweep_s: float = 0.5
     """Between two looks at the clocks above: how late a cut may come."""
 
 

@@ -17,6 +17,7 @@ class Watched:
     def __init__(self, raises: Exception | None = None) -> None:
         self.hung_up = 0
         self.flushed = 0
+        self.abandoned = False
         self.told = trio.Event()
         self.raises = raises
 
@@ -29,6 +30,9 @@ class Watched:
     def flush(self) -> None:
         self.flushed += 1
         self.told.set()
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
 
 @pytest.fixture
@@ -168,6 +172,7 @@ async def test_l1_a_bug_of_one_client_is_reported_and_the_others_are_told(
         poll.look()
 
         assert bugs == [("edge.poll", bug)]
+        assert (broken.abandoned, whole.abandoned) == (True, False)
         assert whole.hung_up == 1
     poll.close()
 

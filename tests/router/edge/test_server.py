@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from router.edge.accept import Acceptor, Exhausted
+from router.edge.accept import Acceptor, Exhausted, tune
 from router.edge.server import client_edge, serve
 from router.edge.site import Patience, Site
 from router.errors import Fault, FaultKind
@@ -392,3 +392,18 @@ async def test_h5_stalled_readers_cost_little_and_hurt_nobody() -> None:
         await until(lambda: here.edge.connections == 1)
         served.finish()
         await healthy.until(b"0\r\n\r\n")
+
+
+async def test_clients_inherit_what_their_listener_was_given() -> None:
+    """No system call per client sets these; so the kernel must."""
+    tcp = socket.IPPROTO_TCP
+    with listen() as listener:
+        tune(listener, stall_ms=45_000)
+        client = await RawClient.connect(listener)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(tcp, socket.TCP_NODELAY) == 1
+            assert accepted.getsockopt(tcp, socket.TCP_NOTSENT_LOWAT) == 65_536
+            assert accepted.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 45_000
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        client.close()
