@@ -165,10 +165,11 @@ class ScriptedSource:
         if self.phase is not SourcePhase.CLOSED:
             self.phase = SourcePhase.CLOSED
             self.closed_at = trio.current_time()
+            self._room.set()
 
     async def room(self) -> None:
-        """Wait while paused. A checkpoint only then."""
-        while self.paused:
+        """Wait while paused and not closed. A checkpoint only then."""
+        while self.paused and self.phase is not SourcePhase.CLOSED:
             await self._room.wait()
 
 
@@ -195,6 +196,7 @@ class ScriptedWorker:
         self.discovery = Discovery(models, slots, 4096, "scripted")
         self.slots_shown: SlotView | None = None
         self.lives = True
+        self.dead = False
         self.probes = 0
         self.sources: list[ScriptedSource] = []
         self._nursery: trio.Nursery | None = None
@@ -205,13 +207,37 @@ class ScriptedWorker:
         """See ``ports.Worker``. Not a checkpoint."""
         steps = self.script(assignment, job)
         refused = bool(steps) and isinstance(steps[0], Refuse)
-        if refused or self._nursery is None:
+        if refused or self.dead or self._nursery is None:
             raise WorkerFailed(Fault(FaultKind.CONNECT, "connection refused"))
         now = trio.current_time()
         source = ScriptedSource(assignment, delivery, steps, now, now)
         self.sources.append(source)
         self._nursery.start_soon(self._play, source)
         return source
+
+    def die(self) -> None:
+        """Lose every attempt under way at once, and refuse until ``revive``.
+
+        Not a checkpoint.
+        """
+        self.dead = True
+        self.lives = False
+        self.result = ProbeResult.REFUSED
+        for source in self.sources:
+            if source.phase is not SourcePhase.CLOSED:
+                source.close()
+                source.delivery.failed(
+                    source.assignment,
+                    Fault(FaultKind.STREAM_CLOSED_EARLY, "the worker died"),
+                )
+
+    def revive(self) -> None:
+        """Answer again, as a process that was just started. Not a checkpoint."""
+        self.dead = False
+        self.lives = True
+        self.result = ProbeResult.ANSWERED
+        started = (self.discovery.started_at or 0.0) + 1.0
+        self.discovery = attrs.evolve(self.discovery, started_at=started)
 
     async def run(self) -> NoReturn:
         """See ``ports.Worker``. Returns only when cancelled."""

@@ -91,7 +91,6 @@ def hosts(resolver: Resolver) -> list[object]:
 async def test_a_name_is_asked_for_again_when_its_answer_is_old(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    del autojump_clock
     trio.socket.set_custom_hostname_resolver(Names(["10.0.0.1"], ["10.0.0.2"]))
     resolver = Resolver(parse_site("http://gpu.test"))
     assert hosts(resolver) == []
@@ -108,7 +107,6 @@ async def test_a_name_is_asked_for_again_when_its_answer_is_old(
 async def test_a_failed_lookup_keeps_what_was_known(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    del autojump_clock
     failure = socket.gaierror(-2, "unknown")
     trio.socket.set_custom_hostname_resolver(Names(["10.0.0.1"], failure))
     resolver = Resolver(parse_site("http://gpu.test"))
@@ -123,7 +121,6 @@ async def test_a_failed_lookup_keeps_what_was_known(
 async def test_a_doubted_address_stays_last_over_lookups(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    del autojump_clock
     both = ["10.0.0.1", "10.0.0.2"]
     trio.socket.set_custom_hostname_resolver(Names(both, both))
     resolver = Resolver(parse_site("http://gpu.test"))
