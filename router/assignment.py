@@ -5,16 +5,16 @@ knows no HTTP, no JSON, no clock and no Trio. Rules A1, A3 of the contract.
 """
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Final
 
 import attrs
 
 from router.errors import Fault, LocalError
 from router.ids import AssignmentId, RequestId, WorkerId
+from router.words import Word
 
 
-class Phase(Enum):
+class Phase(Word):
     """Where a request is (A1)."""
 
     RECEIVED = "received"
@@ -30,7 +30,7 @@ class Phase(Enum):
     CANCELLED = "cancelled"
 
 
-class Event(Enum):
+class Event(Word):
     """What moves a request."""
 
     QUEUE = "queue"

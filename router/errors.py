@@ -12,10 +12,11 @@ whether the job moves on, whether it counts against the worker.
 """
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Final
 
 import attrs
+
+from router.words import Word
 
 
 class RouterError(Exception):
@@ -26,7 +27,7 @@ class LocalError(RouterError):
     """A broken invariant of ours; nothing has changed."""
 
 
-class FaultKind(Enum):
+class FaultKind(Word):
     """What went wrong, in the fewest kinds that are treated differently."""
 
     #: No connection to the worker could be made (refused, reset, ``connect_ms``).
@@ -57,6 +58,8 @@ class FaultKind(Enum):
     STREAM_CLOSED_EARLY = "stream_closed_early"
     #: The engine ended the generation itself: finish reason abort or error (A6).
     ENGINE_ABORT = "engine_abort"
+    #: A tool call's arguments that no reply of the client's dialect can hold.
+    TOOL_PARSE = "tool_parse"
     #: The engine was restarted under us (L9).
     WORKER_RESTARTED = "worker_restarted"
     #: The worker was drained and its time is over (L5).
@@ -200,6 +203,8 @@ FAULTS: Final[Mapping[FaultKind, FaultRow]] = {
     FaultKind.ENGINE_ABORT: _row(
         "stream_closed_early", 502, "worker_lost", moves=True, counts=True
     ),
+    # The model's doing: neither the worker's fault nor another worker's to mend.
+    FaultKind.TOOL_PARSE: _row("tool_parse_error", 502, "tool_parse_error"),
     FaultKind.WORKER_RESTARTED: _row(
         "worker_restarted", 502, "worker_lost", moves=True
     ),
@@ -266,6 +271,25 @@ class Fault:
     def row(self) -> FaultRow:
         """What follows from the kind."""
         return FAULTS[self.kind]
+
+
+@attrs.frozen
+class ErrorReply:
+    """A failure before any byte of the reply: status, JSON body, headers."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """What the failure adds; the content type is the edge's."""
+
+
+class AnswerUnfit(RouterError):
+    """An answer that the client's dialect can't say; *fault* is the reason."""
+
+    def __init__(self, fault: Fault) -> None:
+        """Carry *fault* out of an encoder."""
+        super().__init__(fault.message)
+        self.fault = fault
 
 
 class WorkerFailed(RouterError):

@@ -6,16 +6,16 @@ clock and no Trio. Rules F1-F6 of the contract.
 """
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Final
 
 import attrs
 
 from router.errors import LocalError
 from router.ids import AssignmentId, Index
+from router.words import Word
 
 
-class State(Enum):
+class State(Word):
     """Who may send."""
 
     #: Nobody: not placed yet, or between two attempts.
@@ -28,7 +28,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Event(Enum):
+class Event(Word):
     """What moves a fence."""
 
     ASSIGN = "assign"
@@ -40,7 +40,7 @@ class Event(Enum):
     CLOSE = "close"
 
 
-class Verdict(Enum):
+class Verdict(Word):
     """What a delta is to its fence. A value: all but a bug can happen (F3)."""
 
     NEXT = "next"

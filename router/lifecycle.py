@@ -5,15 +5,15 @@ knows no HTTP, no JSON, no clock and no Trio. Rules L2-L5 of the contract.
 """
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Final
 
 import attrs
 
 from router.errors import LocalError
+from router.words import Word
 
 
-class State(Enum):
+class State(Word):
     """What may be asked of a worker."""
 
     #: Never seen ready yet.
@@ -33,7 +33,7 @@ class State(Enum):
     GONE = "gone"
 
 
-class Event(Enum):
+class Event(Word):
     """What is learned of a worker."""
 
     #: A probe found it ready.

@@ -21,6 +21,7 @@ ROOT: Final = Path(__file__).parent.parent
 #: Room to rank; a folder's entry covers all that is in it.
 RANKS: Final[Mapping[str, int]] = {
     "router.ids": 0,
+    "router.words": 0,
     "router.errors": 1,
     "router.messages": 1,
     "router.settings": 1,

@@ -369,25 +369,25 @@ class DirectSource:
         self, reader: AnswerReader, parser: ResponseParser, now: float
     ) -> Fault | None:
         """Read the events that the body now holds; give the fault among them."""
-        fault: Fault | None = None
-        for piece in parser.body:
-            try:
-                events = self._events.feed(piece)
-            except SseError as error:
-                fault = _protocol_fault(str(error))
-                break
-            if events and not self._accepted:
-                self._accept(now)
-                if self.phase is _CLOSED:
-                    break
-            for event in events:
-                fault = reader.read(event)
-                if fault is not None:
-                    break
+        pieces = parser.body
+        if not pieces:
+            return None
+        # One feed for all that came: its usual case is whole events.
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        try:
+            events = self._events.feed(body)
+        except SseError as error:
+            return _protocol_fault(str(error))
+        if events and not self._accepted:
+            self._accept(now)
+            if self.phase is _CLOSED:
+                return None
+        for event in events:
+            fault = reader.read(event)
             if fault is not None:
-                break
-        parser.body.clear()
-        return fault
+                return fault
+        return None
 
     def _gather(self, parser: ResponseParser, now: float, *, over: bool) -> None:
         """Collect an answer that is no stream, and judge it when it is here."""

@@ -5,6 +5,7 @@ second daemon by mistake touches nothing; and sockets in the file system are
 removed last, after nobody answers there any more.
 """
 
+import gc
 import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ def run_daemon(
     """
     log = open_log(form, stream)
     raise_descriptor_limit()
+    _calm_collector()
     with bridged(log, "fencepost"):
         try:
             trio.run(_run, settings, environ, log, request_line(form, stream))
@@ -68,6 +70,18 @@ def run_daemon(
         except (Exception, BaseExceptionGroup) as bug:
             log.error("crashed", exc_info=bug)  # noqa: TRY400  it traces without text
             raise Crashed from None
+
+
+def _calm_collector() -> None:
+    """Keep the garbage collector from looking through all modules all the time.
+
+    What is imported by now lives as long as the process. A request makes no
+    cycles that matter, so looking for them ten times less often costs some
+    hundred KiB and saves a few per cent of the CPU.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def raise_descriptor_limit() -> int:
