@@ -24,6 +24,16 @@ class GenerationParams:
     seed: int | None = None
 
 
+class Endpoint(Enum):
+    """Which of an engine's endpoints a job is for."""
+
+    CHAT = "chat"
+    #: Text from bare text.
+    COMPLETIONS = "completions"
+    #: Its answer is one document, and no stream.
+    EMBEDDINGS = "embeddings"
+
+
 @attrs.frozen
 class Job:
     """A request with the wire taken off.
@@ -35,7 +45,8 @@ class Job:
     model: str
     """The name the client sent: what the reply is signed with (O3)."""
     messages: tuple[Any, ...]
-    """Chat messages as JSON values, opaque to the core."""
+    """What the engine works on, as JSON values that the core never reads: chat
+    messages, or the one prompt or input of the other endpoints."""
     target: str = ""
     """The name in our table, aliases resolved: what a worker is asked for.
     Empty: not resolved yet."""
@@ -44,6 +55,9 @@ class Job:
     """Fields that pass through to the engine untouched (O1)."""
     ignored: tuple[str, ...] = ()
     """Names of fields that were dropped, for the counter (O1)."""
+    endpoint: Endpoint = Endpoint.CHAT
+    may_drop_images: bool = False
+    """A worker that sees no images gets a note in their place (B69)."""
 
 
 class Kind(Enum):
@@ -53,6 +67,8 @@ class Kind(Enum):
     REASONING = "reasoning"
     TOOL_CALL = "tool_call"
     REFUSAL = "refusal"
+    #: A whole JSON document: the only delta of a job that has no stream.
+    DOCUMENT = "document"
 
 
 @attrs.frozen

@@ -40,6 +40,8 @@ class Choice(msgspec.Struct, gc=False):
 
     index: int | None = None
     delta: Fields | None = None
+    text: str | None = None
+    """In place of ``delta``, where the answer is bare text."""
     finish_reason: str | None = None
     logprobs: dict[str, msgspec.Raw] | None = None
     stop_reason: Any = None

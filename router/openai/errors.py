@@ -7,25 +7,16 @@ string or null: the SDKs find their fields there and nowhere else.
 import math
 from typing import Final
 
-import attrs
 import msgspec
 
-from router.errors import Fault, FaultKind
-from router.openai.request import RequestInvalid
+from router.checks import RequestInvalid
+from router.errors import ErrorReply, Fault, FaultKind
+
+__all__ = ["ErrorReply", "body_of", "error_body", "reply_of", "reply_of_invalid"]
 
 _NO_RETRY: Final = (b"x-should-retry", b"false")
 
 _encode: Final = msgspec.json.Encoder().encode
-
-
-@attrs.frozen
-class ErrorReply:
-    """A failure before any byte of the reply: status, JSON body, headers."""
-
-    status: int
-    body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    """What the failure adds; the content type is the edge's."""
 
 
 def error_body(

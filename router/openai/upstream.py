@@ -14,6 +14,7 @@ from router.errors import Fault, FaultKind
 from router.ids import AssignmentId
 from router.messages import (
     Delta,
+    Endpoint,
     Finished,
     FinishReason,
     Job,
@@ -30,6 +31,7 @@ from router.openai.chunk import (
     decode_chunk,
 )
 from router.openai.fields import OWNED
+from router.openai.images import without_images
 from router.openai.worker_errors import (
     fault_of_frame,
     fault_of_reply,
@@ -68,22 +70,49 @@ _NO_DETAILS: Final = Details()
 #: Log probabilities of nothing.
 _NOTHING: Final = frozenset({b"null", b"[]"})
 
+#: The limit of reasoning, as a job's extras name it: llama-server's word.
+BUDGET: Final = "thinking_budget_tokens"
+
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def build_body(job: Job, max_tokens_field: str = "max_tokens") -> bytes:
-    """Write the chat request that a worker is sent for *job*.
+def build_body(
+    job: Job,
+    max_tokens_field: str = "max_tokens",
+    *,
+    budget_field: str | None = BUDGET,
+    images: bool = True,
+) -> bytes:
+    """Write the request that a worker is sent for *job*.
 
-    Always a stream with usage, whatever the client asked (PROTOCOLS B.4). No
-    field of ``OWNED`` is taken from the job's extras.
+    Always a stream with usage where its endpoint streams, whatever the client
+    asked (PROTOCOLS B.4). No field of ``OWNED`` is taken from the job's extras.
 
     Args:
         job: is not changed; each attempt writes its own body (A3).
-        max_tokens_field: the name that this engine knows for the limit.
+        max_tokens_field: the name that this engine knows for a chat's limit.
+        budget_field: its name for the limit of reasoning; None: it has none.
+        images: False: this worker sees none, so a job that may lose them gets
+            a note in the place of each (B69).
     """
     body: dict[str, Any] = {
         name: value for name, value in job.extras.items() if name not in OWNED
     }
+    if budget_field != BUDGET and BUDGET in body:
+        budget = body.pop(BUDGET)
+        if budget_field is not None:
+            body.setdefault(budget_field, budget)
+    body["model"] = job.target
+    if job.endpoint is Endpoint.EMBEDDINGS:
+        body["input"] = job.messages[0]
+        return _encode(body)
+    if job.endpoint is Endpoint.COMPLETIONS:
+        max_tokens_field = "max_tokens"
+        body["prompt"] = job.messages[0]
+    elif images or not job.may_drop_images:
+        body["messages"] = job.messages
+    else:
+        body["messages"] = without_images(job.messages)
     params = job.params
     asked = {
         max_tokens_field: params.max_tokens,
@@ -93,8 +122,6 @@ def build_body(job: Job, max_tokens_field: str = "max_tokens") -> bytes:
         "seed": params.seed,
     }
     body |= {name: value for name, value in asked.items() if value is not None}
-    body["model"] = job.target
-    body["messages"] = job.messages
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
     return _encode(body)
@@ -163,7 +190,9 @@ class AnswerReader:
             return None
         if choice.index:
             return _protocol("The engine sent a choice that nobody asked for.")
-        fields = choice.delta or _NO_FIELDS
+        fields = choice.delta
+        if fields is None:
+            fields = Fields(content=choice.text) if choice.text else _NO_FIELDS
         text = fields.content
         reasoning = fields.reasoning_content or fields.reasoning
         if (
