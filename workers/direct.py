@@ -14,8 +14,8 @@ import trio
 
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, WorkerId
-from router.messages import Job, Probe, ProbeResult, SlotView
-from router.openai.upstream import build_body
+from router.messages import Endpoint, Job, Probe, ProbeResult, SlotView
+from router.openai.upstream import build_body, build_count_body
 from router.ports import Delivery
 from router.settings import WaitSettings, WorkerSettings
 from workers.control import Control, NoAnswer
@@ -29,10 +29,11 @@ from workers.upstream import Upstream
 
 #: Seconds that an idle connection is kept: the engines close theirs after 5.
 IDLE_MAX_S: Final = 4.0
-#: Seconds that the end of a finished answer is waited for.
-LINGER_MAX_S: Final = 1.0
 #: Seconds between two looks at what is idle or lingers.
-_SWEEP_S: Final = 0.5
+SWEEP_S: Final = 0.25
+#: Seconds that the end of a finished answer is waited for; with the time
+#: between two looks, within one.
+LINGER_MAX_S: Final = 0.75
 #: Slots where neither the operator nor the engine says (S5).
 SLOTS: Final = 4
 #: Bytes of a body that are worth copying to save a system call.
@@ -74,7 +75,7 @@ class DirectWorker:
         if site.secure:
             self._tls = tls or ssl.create_default_context()
         key = _key(settings.api_key_env, environ)
-        self._head = _head(site.base, site.host_field, key)
+        self._heads = _heads(site.base, site.host_field, key)
         self._control = Control(site, key, self._tls)
         self._resolver = Resolver(site)
         self._engine = make_engine(settings.engine, settings.models)
@@ -112,6 +113,7 @@ class DirectWorker:
             self._request(assignment, job),
             now,
             early_head=self._engine.early_head,
+            endpoint=job.endpoint,
         )
         pooled = self._take_idle(now)
         if pooled is not None and source.board(pooled, now):
@@ -182,6 +184,16 @@ class DirectWorker:
         except NoAnswer:
             return False
 
+    async def count_tokens(self, job: Job) -> int | None:
+        """Count a prompt with the engine's tokenizer; None: it did not say.
+
+        A checkpoint. Never raises for what the worker does.
+        """
+        try:
+            return await self._engine.count_tokens(self._control, build_count_body(job))
+        except NoAnswer:
+            return None
+
     # ---- source.Dialler ----
 
     def address(self, tried: Sequence[Address]) -> Address | None:
@@ -241,7 +253,13 @@ class DirectWorker:
 
     def _request(self, assignment: AssignmentId, job: Job) -> tuple[bytes, ...]:
         """Write one attempt's request anew from its job (A3)."""
-        body = build_body(job, self._engine.max_tokens_field)
+        engine = self._engine
+        body = build_body(
+            job,
+            engine.max_tokens_field,
+            budget_field=engine.budget_field,
+            images=engine.sees_images,
+        )
         name = str(assignment)
         if not _is_field_value(name):
             raise LocalError("a request id that no header can carry")
@@ -249,7 +267,8 @@ class DirectWorker:
         trace = None if self._trace is None else self._trace(assignment)
         if trace is not None and _is_field_value(trace):
             lines += b"traceparent: %b\r\n" % trace.encode()
-        head = b"%b%bcontent-length: %d\r\n\r\n" % (self._head, lines, len(body))
+        fixed = self._heads[job.endpoint]
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (fixed, lines, len(body))
         return (head + body,) if len(body) <= _JOIN_MAX else (head, body)
 
     def _take_idle(self, now: float) -> Upstream | None:
@@ -277,7 +296,7 @@ class DirectWorker:
         """Close what has been idle or has lingered for too long."""
         while True:
             await self._loose.wait()
-            await trio.sleep(_SWEEP_S)
+            await trio.sleep(SWEEP_S)
             now = trio.current_time()
             for upstream in [*self._idle]:
                 if now - upstream.idle_since >= IDLE_MAX_S:
@@ -301,17 +320,30 @@ def _key(variable: str | None, environ: Mapping[str, str]) -> str | None:
     return key
 
 
-def _head(base: str, host: str, key: str | None) -> bytes:
+#: Path and kind of answer of each endpoint.
+_ENDPOINTS: Final = {
+    Endpoint.CHAT: ("/v1/chat/completions", "text/event-stream"),
+    Endpoint.COMPLETIONS: ("/v1/completions", "text/event-stream"),
+    Endpoint.EMBEDDINGS: ("/v1/embeddings", "application/json"),
+}
+
+
+def _heads(base: str, host: str, key: str | None) -> dict[Endpoint, bytes]:
     """Write the part of a request's head that is always the same (H3)."""
-    lines = [
-        f"POST {base}/v1/chat/completions HTTP/1.1",
-        f"host: {host}",
-        "content-type: application/json",
-        "accept: text/event-stream",
-    ]
-    if key is not None:
-        lines.append(f"authorization: Bearer {key}")
-    return "\r\n".join([*lines, ""]).encode()
+    secret = [] if key is None else [f"authorization: Bearer {key}"]
+    return {
+        endpoint: "\r\n".join(
+            [
+                f"POST {base}{path} HTTP/1.1",
+                f"host: {host}",
+                "content-type: application/json",
+                f"accept: {kind}",
+                *secret,
+                "",
+            ]
+        ).encode()
+        for endpoint, (path, kind) in _ENDPOINTS.items()
+    }
 
 
 def _is_field_value(value: str) -> bool:

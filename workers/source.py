@@ -15,6 +15,8 @@ import trio
 from router.errors import Fault, FaultKind
 from router.http1 import ProtocolError, ResponseHead, ResponseParser
 from router.ids import AssignmentId
+from router.messages import Endpoint
+from router.openai.document import DOCUMENT_MAX, fault_of_absence, read_document
 from router.openai.upstream import AnswerReader, fault_of_reply
 from router.ports import Delivery, SourcePhase
 from router.sse import Parser, SseError
@@ -28,9 +30,7 @@ ERROR_BODY_MAX: Final = 64 * 1024
 _CLOSED: Final[SourcePhase] = SourcePhase.CLOSED
 _EVENT_STREAM: Final = b"text/event-stream"
 #: Errors of a connect that are this machine's, not the worker's.
-_OURS: Final = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL}
-)
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 class Dialler(Protocol):
@@ -59,6 +59,7 @@ class DirectSource:
         "_delivery",
         "_dialler",
         "_early_head",
+        "_endpoint",
         "_events",
         "_gathered",
         "_head",
@@ -84,6 +85,7 @@ class DirectSource:
         now: float,
         *,
         early_head: bool,
+        endpoint: Endpoint = Endpoint.CHAT,
     ) -> None:
         """Hold *request*, the whole of it in order, for *assignment*.
 
@@ -95,6 +97,7 @@ class DirectSource:
             now: on Trio's clock.
             early_head: this engine answers 200 before it has looked at the
                 request, so the head accepts nothing (W8).
+            endpoint: what the answer is to look like.
         """
         self.phase = SourcePhase.CONNECTING
         self.since = now
@@ -106,6 +109,7 @@ class DirectSource:
         self._delivery = delivery
         self._request = request
         self._early_head = early_head
+        self._endpoint = endpoint
         self._upstream: Upstream | None = None
         self._parser: ResponseParser | None = None
         self._head: ResponseHead | None = None
@@ -146,18 +150,21 @@ class DirectSource:
                     return Fault(
                         FaultKind.DECLINED, "The router has no room for a connection."
                     )
-                self._dialler.doubt(address)
-                continue
-            try:
-                ready = upstream.connect(self)
-            except OSError:
-                upstream.close()
-                self._dialler.doubt(address)
-                continue
-            self._adopt(upstream)
-            if ready:
-                self._begin(now)
-            return None
+            else:
+                if self._board_fresh(upstream, now):
+                    return None
+            self._dialler.doubt(address)
+
+    def _board_fresh(self, upstream: Upstream, now: float) -> bool:
+        try:
+            ready = upstream.connect(self)
+        except OSError:
+            upstream.close()
+            return False
+        self._adopt(upstream)
+        if ready:
+            self._begin(now)
+        return True
 
     def _adopt(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -317,7 +324,9 @@ class DirectSource:
         self.partial_head = False
         kind = head.get(b"content-type")
         streams = kind is not None and kind[:17].lower() == _EVENT_STREAM
-        if head.status == 200 and streams:
+        if head.status == 200 and self._endpoint is Endpoint.EMBEDDINGS:
+            self._accept(now)
+        elif head.status == 200 and streams:
             self._reader = AnswerReader(self._assignment)
             if not self._early_head:
                 self._accept(now)
@@ -395,12 +404,41 @@ class DirectSource:
         for piece in parser.body:
             self._gathered += piece
         parser.body.clear()
+        if head is None:
+            return
+        if head.status == 200 and self._endpoint is Endpoint.EMBEDDINGS:
+            self._gather_document(parser, now, over=over)
+            return
         full = len(self._gathered) >= ERROR_BODY_MAX
-        if head is None or not (over or full or parser.complete):
+        if not (over or full or parser.complete):
             return
         body = bytes(self._gathered[:ERROR_BODY_MAX])
         fault = fault_of_reply(head.status, body, head.get(b"retry-after"))
+        if self._endpoint is not Endpoint.CHAT:
+            fault = fault_of_absence(head.status, body) or fault
         self._fail(fault, now, reusable=parser.complete)
+
+    def _gather_document(
+        self, parser: ResponseParser, now: float, *, over: bool
+    ) -> None:
+        """Hand over a document once it is whole, and never a part of it (A5)."""
+        if len(self._gathered) > DOCUMENT_MAX:
+            self._fail(_protocol_fault(f"more than {DOCUMENT_MAX} bytes"), now)
+            return
+        if not parser.complete:
+            if over:
+                self._fail(_early("The worker's answer broke off."), now)
+            return
+        read = read_document(self._assignment, bytes(self._gathered))
+        self._gathered.clear()
+        if isinstance(read, Fault):
+            self._fail(read, now, reusable=True)
+            return
+        delta, finished = read
+        self._delivery.deltas(self._assignment, [delta])
+        if self.phase is not _CLOSED:
+            self._let_go(now, reusable=True)
+            self._delivery.finished(finished)
 
     def _finish(self, now: float, *, reusable: bool = True) -> None:
         reader = self._reader

@@ -19,6 +19,7 @@ from tests.kit.delivery import JOB, RecordingDelivery, assignment, served
 from tests.kit.direct import bench
 from tests.kit.engine import Script, answers, in_turn, open_engine, silent
 from tests.kit.exchange import Exchange
+from workers import direct
 from workers.direct import DirectWorker
 
 
@@ -184,7 +185,13 @@ async def test_finish_now_before_the_finish_reason_changes_nothing() -> None:
         await delivery.finish()
 
 
-async def test_finished_does_not_wait_for_the_end_of_the_body() -> None:
+async def test_finished_does_not_wait_for_the_end_of_the_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert direct.LINGER_MAX_S + direct.SWEEP_S <= 1.0
+    monkeypatch.setattr(direct, "LINGER_MAX_S", 0.02)
+    monkeypatch.setattr(direct, "SWEEP_S", 0.01)
+
     async def script(x: Exchange) -> None:
         await x.text("a")
         await x.finish()
@@ -196,7 +203,7 @@ async def test_finished_does_not_wait_for_the_end_of_the_body() -> None:
         await delivery.finish()
         assert len(b.worker._all) == 1
 
-        # Its end never comes: the worker itself closes it within a second.
+        # Its end never comes: the worker itself closes it.
         with trio.fail_after(3):
             await b.engine.seen[0].wait_closed()
         assert b.worker._all == set()

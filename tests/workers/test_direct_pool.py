@@ -218,6 +218,7 @@ async def test_an_idle_connection_is_closed_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(direct, "IDLE_MAX_S", 0.01)
+    monkeypatch.setattr(direct, "SWEEP_S", 0.01)
     async with bench() as b:
         await finish_one(b)
         with trio.fail_after(2):

@@ -78,7 +78,7 @@ def make(
 def test_a_whole_answer_parks_the_connection() -> None:
     upstream, transport, _, log = make(OK + b"hi")
     assert upstream.begin((b"ask",))
-    upstream.ready(READ, 1.0)
+    assert upstream.ready(READ, 1.0) == len(OK) + 2
     upstream.release(2.0)
 
     assert log.calls == ["received", "parked"]
