@@ -59,7 +59,7 @@ class StubRequest:
         """Say that the job went to the one worker."""
         self.receiver.routed(WORKER, attempts)
 
-    def text(self, *pieces: str) -> Taken:
+    def text(self, *pieces: str) -> Taken | Fault:
         """Hand over text deltas, as one batch."""
         batch = [
             Delta(self.assignment, self._next + i, Kind.TEXT, piece)
@@ -72,7 +72,7 @@ class StubRequest:
         self._bell.set()
         return taken
 
-    def finish(self, usage: Usage | None = None) -> Taken:
+    def finish(self, usage: Usage | None = None) -> Taken | Fault:
         """End well."""
         taken = self.receiver.finish(
             Finished(self.assignment, FinishReason.STOP, usage)

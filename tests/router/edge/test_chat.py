@@ -441,7 +441,7 @@ async def test_h5_past_the_ceiling_the_client_is_cut() -> None:
     async with running(router, patience=PATIENT) as here:
         client = await here.connect(rcvbuf=16_384)
         served = await started(router, client, chat())
-        taken = Taken.MORE
+        taken: Taken | Fault = Taken.MORE
         while taken is not Taken.GONE:  # a source that heeds no FULL
             taken = served.text("x" * 60_000)
         await here.empty()

@@ -16,6 +16,7 @@ from router.edge.accept import Acceptor, Exhausted, tune
 from router.edge.server import client_edge, serve
 from router.edge.site import Patience, Site
 from router.errors import Fault, FaultKind
+from router.ports import Taken
 from router.settings import ServerSettings
 from tests.kit.edge import (
     QUICK,
@@ -378,7 +379,7 @@ async def test_h5_stalled_readers_cost_little_and_hurt_nobody() -> None:
             await client.send(chat())
             served = await router.next()
             stalled.append(served)
-            while served.text("x" * 4000).value == "more":
+            while served.text("x" * 4000) is Taken.MORE:
                 pass
         assert router.tally.buffer_high_water < 80_000
         healthy = await here.connect()
