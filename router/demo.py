@@ -178,12 +178,14 @@ async def _run_engine(
     Raises:
         DemoFailed: it did not come to listen.
     """
+    # llama.cpp's threads wait by spinning: two servers must share the cores.
+    threads = max(1, len(os.sched_getaffinity(0)) // len(_NAMES))
     with log.open("wb") as stderr:
         async with trio.open_nursery() as nursery:
             process: trio.Process = await nursery.start(
                 partial(
                     trio.run_process,
-                    command(slots=slots),
+                    command(slots=slots, threads=threads),
                     # Held open as long as we live: its end is the server's end.
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
