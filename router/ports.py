@@ -40,11 +40,19 @@ class Receiver(Protocol):
     def attach(self, on_room: Callable[[], None], on_gone: Callable[[], None]) -> None:
         """Take the calls for "there is room again" and "the client is gone"."""
 
-    def take(self, deltas: Sequence[Delta]) -> Taken:
-        """Take all of *deltas*, judged NEXT and in order, or none (GONE)."""
+    def take(self, deltas: Sequence[Delta]) -> Taken | Fault:
+        """Take all of *deltas*, judged NEXT and in order, or none (GONE).
 
-    def finish(self, finished: Finished) -> Taken:
-        """End the answer as a success; the last call with content."""
+        A fault: none was taken, for the client's dialect can't say them; it
+        ends the attempt as the worker's.
+        """
+
+    def finish(self, finished: Finished) -> Taken | Fault:
+        """End the answer as a success; the last call with content.
+
+        A fault: the whole answer is none in the client's dialect. The request
+        ends with it (``fail`` follows), the worker has done its part.
+        """
 
     def routed(self, worker: WorkerId, attempts: int) -> None:
         """Learn where the job went, for the reply's head (X3); called at each
@@ -159,3 +167,8 @@ class Worker(Protocol):
 
     async def alive(self) -> bool:
         """Ask the cheapest question that proves a process answers (W8)."""
+
+    async def count_tokens(self, job: Job) -> int | None:
+        """Count the prompt tokens of a chat job, images left out, with the
+        engine's own tokenizer; None: it did not say. A checkpoint that needs
+        no slot. The caller bounds its time (M8)."""

@@ -33,6 +33,7 @@ RANKS: Final[Mapping[str, int]] = {
     "router.sse": 2,
     "router.http1": 2,
     "router.budget": 2,
+    "router.checks": 2,
     "router.catalog": 2,
     "router.commands": 2,
     "router.waitingroom": 3,
@@ -42,6 +43,7 @@ RANKS: Final[Mapping[str, int]] = {
     "router.fleet": 4,
     "router.ports": 5,
     "router.openai": 5,
+    "router.anthropic": 5,
     # All above is pure. Workers see no further than this, and nothing that is
     # below the engine sees the workers.
     "workers": 6,

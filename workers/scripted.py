@@ -196,6 +196,7 @@ class ScriptedWorker:
         self.discovery = Discovery(models, slots, 4096, "scripted")
         self.slots_shown: SlotView | None = None
         self.lives = True
+        self.counts: int | None = None
         self.dead = False
         self.probes = 0
         self.sources: list[ScriptedSource] = []
@@ -265,6 +266,12 @@ class ScriptedWorker:
         """See ``ports.Worker``. A checkpoint."""
         await trio.lowlevel.checkpoint()
         return self.lives
+
+    async def count_tokens(self, job: Job) -> int | None:
+        """See ``ports.Worker``. A checkpoint."""
+        del job
+        await trio.lowlevel.checkpoint()
+        return self.counts
 
     async def _play(self, source: ScriptedSource) -> None:
         stubborn = False

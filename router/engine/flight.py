@@ -276,6 +276,9 @@ class Flight:
         if taken is Taken.GONE:
             self.gone()
             return
+        if isinstance(taken, Fault):
+            self._give_up(taken)
+            return
         source = self.source
         # The worker's loop reads the clock once a wake, for all its sources.
         now = source.last_byte_at if source is not None else trio.current_time()
@@ -312,6 +315,11 @@ class Flight:
         taken = self._receiver.finish(finished)
         now = trio.current_time()
         self._router.apply(self._router.fleet.finished(assignment, now))
+        if isinstance(taken, Fault):
+            self.fault = taken
+            self._tell(taken)
+            self._end("failed", "worker")
+            return
         gone = taken is Taken.GONE
         self._end("cancelled" if gone else "completed", "client" if gone else "worker")
 

@@ -39,6 +39,9 @@ log: Final = logging.getLogger("fencepost")
 RECEIPTS_MAX: Final = 1_000
 #: Random part of a request id: 80 bits, as many as a UUIDv7 has.
 RANDOM_BYTES: Final = 10
+#: Seconds that one worker has to count a prompt, and workers that are asked.
+COUNT_S: Final = 3.0
+COUNTERS_MAX: Final = 2
 #: Models with a counter of their own; those beyond share "other" (X1).
 MODEL_LABELS_MAX: Final = 100
 
@@ -158,6 +161,24 @@ class Router:
         receiver = CompletionReceiver()
         await self.serve(self._resolved(job), receiver, request=self.new_request_id())
         return receiver.completion()
+
+    async def count_tokens(self, job: Job) -> int | None:
+        """Count the prompt tokens of a chat *job*, images left out (M8).
+
+        A checkpoint that takes no slot, and no longer than ``COUNT_S`` for each
+        of the workers that are asked; None: none of them said.
+
+        Args:
+            job: with its ``target`` resolved.
+        """
+        ready = [m for m in self.fleet.models.get(job.target, ()) if m.serving]
+        for member in sorted(ready, key=lambda m: m.busy)[:COUNTERS_MAX]:
+            with trio.move_on_after(COUNT_S):
+                found = await self.workers[member.id].count_tokens(job)
+                if found is not None:
+                    return found
+        await trio.lowlevel.checkpoint()
+        return None
 
     def _resolved(self, job: Job) -> Job:
         if job.target:

@@ -40,7 +40,13 @@ from router.openai.worker_errors import (
 )
 from router.sse import Event
 
-__all__ = ["AnswerReader", "build_body", "fault_of_frame", "fault_of_reply"]
+__all__ = [
+    "AnswerReader",
+    "build_body",
+    "build_count_body",
+    "fault_of_frame",
+    "fault_of_reply",
+]
 
 # Attributes of an enum are slow to reach, for what is done once per token.
 _TEXT: Final = Kind.TEXT
@@ -124,6 +130,27 @@ def build_body(
     body |= {name: value for name, value in asked.items() if value is not None}
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
+    return _encode(body)
+
+
+#: What a chat template makes a prompt of.
+_TEMPLATED: Final = (
+    "tools",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+
+
+def build_count_body(job: Job) -> bytes:
+    """Write the request by which an engine counts a chat's prompt (M8).
+
+    Without its images: where engines count them at all, they count the
+    placeholder.
+    """
+    body = {name: job.extras[name] for name in _TEMPLATED if name in job.extras}
+    body |= {"model": job.target, "messages": without_images(job.messages)}
     return _encode(body)
 
 
