@@ -29,6 +29,10 @@ class Engine(Protocol):
     """What it calls the limit of completion tokens."""
     early_head: bool
     """It answers 200 before it has looked at the request (W8)."""
+    budget_field: str | None
+    """What it calls the limit of reasoning tokens; None: it has none."""
+    sees_images: bool
+    """False: it is known to see none."""
 
     async def probe(self, control: Control, health_url: str | None) -> Probe:
         """Ask whether it is ready, and what it is (L2, L9). A checkpoint.
@@ -46,6 +50,15 @@ class Engine(Protocol):
 
     async def alive(self, control: Control) -> bool:
         """Ask the cheapest question that proves a process answers. A checkpoint.
+
+        Raises:
+            NoAnswer: it did not say.
+        """
+
+    async def count_tokens(self, control: Control, body: bytes) -> int | None:
+        """Have it count a prompt; *body*: ``build_count_body``'s. A checkpoint.
+
+        None: it can't, or did not understand.
 
         Raises:
             NoAnswer: it did not say.
@@ -128,6 +141,11 @@ def read_cards(answer: Answer) -> Cards:
 def answered(discovery: Discovery) -> Probe:
     """Give the probe of a worker that is ready."""
     return Probe(ProbeResult.ANSWERED, discovery=discovery)
+
+
+def counted(answer: Answer, field: str) -> int | None:
+    """Read a number of tokens, which is never 0; None: it is not there."""
+    return (whole(answer.fields().get(field)) or None) if answer.ok else None
 
 
 def dig(value: object, *path: str) -> object:

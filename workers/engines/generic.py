@@ -26,6 +26,8 @@ class Generic:
     settles_by_probe = False
     max_tokens_field = "max_tokens"
     early_head = False
+    budget_field: str | None = "thinking_budget_tokens"
+    sees_images = True
 
     def __init__(self, models: Sequence[str] = ()) -> None:
         """*models*: configured names, for a server that lists none."""
@@ -77,6 +79,11 @@ class Generic:
     async def alive(self, control: Control) -> bool:
         """Ask for the models. A checkpoint."""
         return (await control.get(MODELS_PATH)).status < 500
+
+    async def count_tokens(self, control: Control, body: bytes) -> int | None:
+        """It has no endpoint that all of its kind have. Not a checkpoint."""
+        del control, body
+        return None
 
 
 def _shape(answer: Answer) -> str:

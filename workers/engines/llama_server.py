@@ -2,11 +2,14 @@
 
 from typing import Final
 
+import msgspec
+
 from router.messages import Discovery, Probe, SlotView
 from workers.control import Answer, Control
 from workers.engines.engine import (
     answered,
     check_health,
+    counted,
     dig,
     list_models,
     metric,
@@ -25,9 +28,11 @@ class LlamaServer:
     settle_s = 1.0
     max_tokens_field = "max_tokens"
     early_head = False
+    budget_field: str | None = "thinking_budget_tokens"
 
     def __init__(self) -> None:
         """Know nothing of its build yet."""
+        self.sees_images = True
         self.settles_by_probe = True
         self._slots_path = "/slots"
         #: This build can fall asleep, and ``/slots`` would wake it (B.0).
@@ -67,6 +72,7 @@ class LlamaServer:
         fields = props.fields()
         self._total = whole(fields.get("total_slots")) or None
         self._may_sleep = "is_sleeping" in fields
+        self.sees_images = dig(fields, "modalities", "vision") is not False
         self._has_metrics = fields.get("endpoint_metrics") is True
         # Older builds don't say; they are asked, and may answer 501.
         has_slots = fields.get("endpoint_slots") is not False
@@ -103,3 +109,16 @@ class LlamaServer:
     async def alive(self, control: Control) -> bool:
         """Ask its health path, which needs no slot. A checkpoint."""
         return (await control.get("/health")).ok
+
+    async def count_tokens(self, control: Control, body: bytes) -> int | None:
+        """Have it count; older builds write the prompt out first. A checkpoint."""
+        answer = await control.post("/v1/chat/completions/input_tokens", body)
+        if answer.ok:
+            return counted(answer, "input_tokens")
+        prompt = (await control.post("/apply-template", body)).fields().get("prompt")
+        if not isinstance(prompt, str):
+            return None
+        asked = {"content": prompt, "add_special": True, "parse_special": True}
+        answer = await control.post("/tokenize", msgspec.json.encode(asked))
+        tokens = answer.fields().get("tokens")
+        return (len(tokens) or None) if isinstance(tokens, list) else None

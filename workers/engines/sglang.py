@@ -7,6 +7,7 @@ from workers.control import Answer, Control
 from workers.engines.engine import (
     answered,
     check_health,
+    counted,
     dig,
     list_models,
     whole,
@@ -27,6 +28,8 @@ class Sglang:
     settle_s = 6.0
     max_tokens_field = "max_completion_tokens"
     early_head = False
+    budget_field: str | None = None
+    sees_images = True
 
     def __init__(self) -> None:
         """Know nothing of its build yet."""
@@ -68,6 +71,10 @@ class Sglang:
     async def alive(self, control: Control) -> bool:
         """Ask which model it has. A checkpoint."""
         return (await control.get("/model_info")).ok
+
+    async def count_tokens(self, control: Control, body: bytes) -> int | None:
+        """Have it tokenize the messages. A checkpoint."""
+        return counted(await control.post("/v1/tokenize", body), "count")
 
 
 def _loads(answer: Answer) -> list[dict[str, Any]]:

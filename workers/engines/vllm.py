@@ -2,7 +2,14 @@
 
 from router.messages import Discovery, Probe, SlotView
 from workers.control import Control
-from workers.engines.engine import answered, check_health, list_models, metric, word
+from workers.engines.engine import (
+    answered,
+    check_health,
+    counted,
+    list_models,
+    metric,
+    word,
+)
 
 
 class Vllm:
@@ -13,6 +20,8 @@ class Vllm:
     settles_by_probe = True
     max_tokens_field = "max_completion_tokens"
     early_head = True
+    budget_field: str | None = "thinking_token_budget"
+    sees_images = True
 
     async def probe(self, control: Control, health_url: str | None) -> Probe:
         """Ask whether it is ready, and what it is (L2, L9). A checkpoint."""
@@ -49,3 +58,7 @@ class Vllm:
     async def alive(self, control: Control) -> bool:
         """Ask its health path. A checkpoint."""
         return (await control.get("/health")).ok
+
+    async def count_tokens(self, control: Control, body: bytes) -> int | None:
+        """Have it tokenize the messages. A checkpoint."""
+        return counted(await control.post("/tokenize", body), "count")
