@@ -213,8 +213,11 @@ def print_tables(control: Control, *, watch: bool) -> None:
     if not console.is_terminal:
         # For a file or a pipe: whole names rather than a screen's width.
         console.width = PIPE_WIDTH
-    if not watch:
+    if not watch or not console.is_terminal:
         console.print(draw_status(control.status()))
+        while watch:
+            time.sleep(WATCH_S)
+            console.print(draw_status(control.status()))
         return
     with Live(draw_status(control.status()), console=console) as live:
         while True:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,15 @@ import httpx
 import pytest
 import trio
 
-from tests.kit.daemon import Daemon, open_daemon, run_command, until, write_config
+from tests.kit.daemon import (
+    COMMAND,
+    ROOT,
+    Daemon,
+    open_daemon,
+    run_command,
+    until,
+    write_config,
+)
 from tests.kit.engine import open_engine
 from tests.kit.exchange import Exchange
 
@@ -372,6 +381,31 @@ async def test_d1_status_shows_workers_and_requests(tmp_path: Path) -> None:
     shown = table.stdout.decode()
     assert "ready · 1 of 1 workers serve · 1 requests" in shown
     assert answer["requests"][0]["request"] in shown
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+async def test_d1_status_watches_until_interrupted(
+    tmp_path: Path, form: list[str]
+) -> None:
+    config = write_config(tmp_path, ["http://127.0.0.1:9"])
+    async with open_daemon(["--config", str(config)]) as daemon:
+        watch = await trio.lowlevel.open_process(
+            [*COMMAND, "status", "--watch", *form, "--admin", daemon.admin],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert watch.stdout is not None
+        assert watch.stderr is not None
+        async with watch.stdout as shown, watch.stderr as said:
+            text = b""
+            with trio.fail_after(10):
+                while text.count(b"w0") < 2:
+                    text += await shown.receive_some(65_536)
+            watch.send_signal(signal.SIGINT)
+            assert await said.receive_some(4096) == b""
+        assert await watch.wait() == 0
 
 
 async def test_d1_drain_and_undrain_steer_a_worker(tmp_path: Path) -> None:
