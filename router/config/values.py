@@ -157,10 +157,15 @@ def http_url(value: Any) -> str:
 
 
 def worker_url(value: Any) -> str:
-    """Take the URL of an engine: its root, with or without ``/v1``."""
+    """Take the URL of an engine: its root, with or without ``/v1``.
+
+    A path in front of ``/v1`` is an engine behind a proxy; one behind it is an
+    endpoint, which nobody means.
+    """
     url = http_url(value)
-    if urlsplit(url).path.rstrip("/") not in {"", "/v1"}:
-        raise ValueError("takes no path but /v1: http://host:port")
+    base = urlsplit(url).path.rstrip("/").removesuffix("/v1")
+    if not _PREFIX.fullmatch(base) or "v1" in base.split("/"):
+        raise ValueError("ends at the engine's root or at /v1: http://host:port")
     return url
 
 

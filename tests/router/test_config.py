@@ -388,8 +388,9 @@ def test_listen_addresses_read_and_show_the_same(
         ("http://h:99999", "is not a URL"),
         ("http://[::1", "is not a URL"),
         ("http://a b/", "is not a URL"),
-        ("http://h/v2", "takes no path but /v1"),
-        ("http://h/v1/chat/completions", "takes no path but /v1"),
+        ("http://h/v1/chat/completions", "ends at the engine's root or at /v1"),
+        ("http://h/v1/v1", "ends at the engine's root or at /v1"),
+        ("http://h/a%20b", "ends at the engine's root or at /v1"),
         ("http://h?a=1", "takes no query"),
         ("http://h#a", "takes no query"),
         ("http://user:hunter2@h", "takes no user or password"),
@@ -403,7 +404,14 @@ def test_d2_a_worker_url_is_a_root_and_nothing_more(url: str, says: str) -> None
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h", "http://h/", "https://h:1/v1", "http://[::1]:9/v1/"]
+    "url",
+    [
+        "http://h",
+        "http://h/",
+        "https://h:1/v1",
+        "http://[::1]:9/v1/",
+        "http://h/gpu0/v1",
+    ],
 )
 def test_d2_a_worker_url_may_end_in_v1(url: str) -> None:
     settings = read(f'[[worker]]\nname = "a"\nurl = "{url}"')
