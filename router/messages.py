@@ -11,17 +11,69 @@ from typing import Any
 import attrs
 
 from router.ids import AssignmentId, Index
+from router.words import Word
+
+
+class SignalCode(Word):
+    """What a job may say out of band: closed and stable (J5).
+
+    The first five are the model's, said by calling an exit tool; the others
+    are the router's own.
+    """
+
+    LOW_CONFIDENCE = "LOW_CONFIDENCE"
+    NEEDS_EXTERNAL_INFO = "NEEDS_EXTERNAL_INFO"
+    #: Stops the job.
+    NEEDS_HIGHER_REASONER = "NEEDS_HIGHER_REASONER"
+    #: Stops the job.
+    NEEDS_MANAGER_DECISION = "NEEDS_MANAGER_DECISION"
+    POLICY_RISK = "POLICY_RISK"
+    #: ``tool_calls_max`` calls were made, and one more was begun.
+    TOOL_LIMIT_REACHED = "TOOL_LIMIT_REACHED"
+    #: The answer ended at a limit of tokens: finish reason length.
+    MAX_TOKENS_REACHED = "MAX_TOKENS_REACHED"
+    #: The same words over and over; the job fails with ``loop_detected``.
+    LOOP_DETECTED = "LOOP_DETECTED"
+
+
+@attrs.frozen
+class Signal:
+    """One control signal of one request: never in the conversation (J5)."""
+
+    code: SignalCode
+    message: str
+    """The model's or the router's words, for people; may hold content."""
+    index: int
+    """Place among the request's signals, from 0."""
 
 
 @attrs.frozen
 class GenerationParams:
-    """What the client asked of the sampler; None is the engine's default."""
+    """What the client asked of the sampler; None is the engine's default.
+
+    Each engine gets those that it knows, under its own names; the others are
+    named in the job's result, and are no error (J3).
+    """
 
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    """A factor: 1 is none."""
+    repeat_last_n: int | None = None
+    """Tokens that ``repeat_penalty`` looks back on."""
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    thinking_max_tokens: int | None = None
+    """Tokens of reasoning, 0 for none. Where the engine has no such limit the
+    router counts deltas, each of which holds at least one (J6)."""
 
 
 class Endpoint(Enum):
@@ -55,6 +107,12 @@ class Job:
     """Fields that pass through to the engine untouched (O1)."""
     ignored: tuple[str, ...] = ()
     """Names of fields that were dropped, for the counter (O1)."""
+    exit_tools: tuple[SignalCode, ...] = ()
+    """Signals that the model may give, in addition to those of its settings
+    (J5): it is offered one tool for each."""
+    loop_repeats_max: int | None = None
+    """How often the same words may follow on themselves; 0 for no limit, None
+    for the model's own setting."""
     endpoint: Endpoint = Endpoint.CHAT
     may_drop_images: bool = False
     """A worker that sees no images gets a note in their place (B69)."""
@@ -133,6 +191,9 @@ class Finished:
     usage: Usage | None = None
     stop_sequence: str | None = None
     """The client's stop string that matched, where the engine says so."""
+    signals: tuple[Signal, ...] = ()
+    """In the order of their indices, at most ``signals_max``; no part of the
+    answer (J5)."""
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ import trio
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, WorkerId
 from router.messages import Endpoint, Job, Probe, ProbeResult, SlotView
-from router.openai.upstream import build_body
+from router.openai.upstream import build_body, build_count_body, unsupported
 from router.ports import Delivery
 from router.settings import WaitSettings, WorkerSettings
 from workers.control import Control, NoAnswer
@@ -184,6 +184,20 @@ class DirectWorker:
         except NoAnswer:
             return False
 
+    async def count_tokens(self, job: Job) -> int | None:
+        """Count a prompt with the engine's tokenizer; None: it did not say.
+
+        A checkpoint. Never raises for what the worker does.
+        """
+        try:
+            return await self._engine.count_tokens(self._control, build_count_body(job))
+        except NoAnswer:
+            return None
+
+    def unsupported(self, job: Job) -> tuple[str, ...]:
+        """Name the sampling parameters of *job* that its engine lacks (J3)."""
+        return unsupported(job, self._engine.sampling_fields)
+
     # ---- source.Dialler ----
 
     def address(self, tried: Sequence[Address]) -> Address | None:
@@ -243,7 +257,14 @@ class DirectWorker:
 
     def _request(self, assignment: AssignmentId, job: Job) -> tuple[bytes, ...]:
         """Write one attempt's request anew from its job (A3)."""
-        body = build_body(job, self._engine.max_tokens_field)
+        engine = self._engine
+        body = build_body(
+            job,
+            engine.max_tokens_field,
+            budget_field=engine.budget_field,
+            images=engine.sees_images,
+            sampling_fields=engine.sampling_fields,
+        )
         name = str(assignment)
         if not _is_field_value(name):
             raise LocalError("a request id that no header can carry")

@@ -6,6 +6,8 @@ and stamps each delta where its bytes were read (F9); ``fault_of_reply`` and
 whatever it sends, nothing here raises.
 """
 
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -79,7 +81,42 @@ _NOTHING: Final = frozenset({b"null", b"[]"})
 #: The limit of reasoning, as a job's extras name it: llama-server's word.
 BUDGET: Final = "thinking_budget_tokens"
 
+#: Sampling parameters that engines name in their own ways, or do not know (J3).
+#: Those that are not here have one name everywhere.
+VARYING: Final = (
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "min_tokens",
+    "ignore_eos",
+)
+_varying_of: Final = attrgetter(*VARYING)
+_NONE_VARYING: Final = (None,) * len(VARYING)
+#: The names of a server of which no more is known than its dialect.
+OPENAI_FIELDS: Final[Mapping[str, str]] = {
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+
 _encode: Final = msgspec.json.Encoder().encode
+
+
+def unsupported(job: Job, sampling_fields: Mapping[str, str]) -> tuple[str, ...]:
+    """Name what *job* asks of the sampler and an engine does not know (J3).
+
+    Args:
+        job: as it is sent.
+        sampling_fields: the engine's names, as for ``build_body``.
+    """
+    return tuple(
+        name
+        for name, value in zip(VARYING, _varying_of(job.params), strict=True)
+        if value is not None and name not in sampling_fields
+    )
 
 
 def build_body(
@@ -88,6 +125,7 @@ def build_body(
     *,
     budget_field: str | None = BUDGET,
     images: bool = True,
+    sampling_fields: Mapping[str, str] = OPENAI_FIELDS,
 ) -> bytes:
     """Write the request that a worker is sent for *job*.
 
@@ -100,6 +138,8 @@ def build_body(
         budget_field: its name for the limit of reasoning; None: it has none.
         images: False: this worker sees none, so a job that may lose them gets
             a note in the place of each (B69).
+        sampling_fields: its names for those of ``VARYING`` that it knows; the
+            others are left out (J3).
     """
     body: dict[str, Any] = {
         name: value for name, value in job.extras.items() if name not in OWNED
@@ -128,6 +168,11 @@ def build_body(
         "seed": params.seed,
     }
     body |= {name: value for name, value in asked.items() if value is not None}
+    varying = _varying_of(params)
+    if varying != _NONE_VARYING:
+        for name, value in zip(VARYING, varying, strict=True):
+            if value is not None and name in sampling_fields:
+                body[sampling_fields[name]] = value
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
     return _encode(body)

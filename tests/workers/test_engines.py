@@ -2,12 +2,20 @@
 
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
 
-from router.messages import Discovery, Probe, ProbeResult, SlotView
+from router.messages import (
+    Discovery,
+    GenerationParams,
+    Probe,
+    ProbeResult,
+    SlotView,
+)
 from router.settings import WaitSettings, WorkerSettings
+from tests.kit.delivery import JOB, RecordingDelivery, assignment, served
 from tests.kit.engine import FakeEngine, answers, open_engine, refuses, silent
 from workers.direct import DirectWorker
 from workers.engines.engine import metric
@@ -421,6 +429,31 @@ async def test_o1_each_engine_gets_the_name_of_the_limit_that_it_knows(
         worker = await probed(fake)
 
         assert worker._engine.max_tokens_field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "missing"),
+    [
+        ("llama-server", {"repeat_penalty": 1.1, "typical_p": 0.9}, ("min_tokens",)),
+        ("vllm", {"repetition_penalty": 1.1, "min_tokens": 2}, ("typical_p",)),
+        ("sglang", {"repetition_penalty": 1.1, "min_tokens": 2}, ("typical_p",)),
+        ("generic", {}, ("typical_p", "repeat_penalty", "min_tokens")),
+    ],
+)
+async def test_j3_each_engine_gets_its_own_names_of_the_sampling_parameters(
+    kind: str, sent: dict[str, float], missing: tuple[str, ...]
+) -> None:
+    params = GenerationParams(repeat_penalty=1.1, typical_p=0.9, min_tokens=2)
+    job = attrs.evolve(JOB, params=params)
+    async with open_engine(answers("a"), kind=kind) as fake:
+        worker = await probed(fake)
+        async with served(worker):
+            worker.open(assignment(), job, RecordingDelivery())
+            exchange = await fake.next_exchange()
+
+        assert worker.unsupported(job) == missing
+        asked = exchange.body.keys() - {"model", "messages", "stream", "stream_options"}
+        assert {name: exchange.body[name] for name in asked} == sent
 
 
 async def test_s2_probes_leave_no_connection() -> None:

@@ -7,7 +7,7 @@ what its endpoints are. Whatever the server answers, nothing here raises but
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from router.messages import Discovery, Probe, ProbeResult, SlotView
@@ -27,6 +27,8 @@ class Engine(Protocol):
     certain after the first ``probe`` that answered."""
     max_tokens_field: str
     """What it calls the limit of completion tokens."""
+    sampling_fields: Mapping[str, str]
+    """What it calls those of ``upstream.VARYING`` that it knows (J3)."""
     early_head: bool
     """It answers 200 before it has looked at the request (W8)."""
     budget_field: str | None

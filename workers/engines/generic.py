@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from router.messages import Discovery, Probe, ProbeResult, SlotView
+from router.openai.upstream import OPENAI_FIELDS
 from workers.control import Answer, Control
 from workers.engines.engine import (
     MODELS_PATH,
@@ -25,6 +26,7 @@ class Generic:
     settle_s = 1.0
     settles_by_probe = False
     max_tokens_field = "max_tokens"
+    sampling_fields = OPENAI_FIELDS
     early_head = False
     budget_field: str | None = "thinking_budget_tokens"
     sees_images = True

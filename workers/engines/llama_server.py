@@ -1,5 +1,6 @@
 """llama.cpp's server (PROTOCOLS B.1)."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -18,6 +19,19 @@ from workers.engines.engine import (
     word,
 )
 
+_SAMPLING: Final[Mapping[str, str]] = {
+    name: name
+    for name in (
+        "presence_penalty",
+        "frequency_penalty",
+        "top_k",
+        "min_p",
+        "typical_p",
+        "repeat_penalty",
+        "repeat_last_n",
+        "ignore_eos",
+    )
+}
 _STARTED: Final = "process-start-time-unix"
 
 
@@ -27,6 +41,7 @@ class LlamaServer:
     name = "llama-server"
     settle_s = 1.0
     max_tokens_field = "max_tokens"
+    sampling_fields = _SAMPLING
     early_head = False
     budget_field: str | None = "thinking_budget_tokens"
 

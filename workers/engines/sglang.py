@@ -1,6 +1,7 @@
 """SGLang (PROTOCOLS B.3)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from router.messages import Discovery, Probe, SlotView
 from workers.control import Answer, Control
@@ -15,6 +16,15 @@ from workers.engines.engine import (
 )
 
 _LOADS = "/v1/loads?include=core"
+_SAMPLING: Final[Mapping[str, str]] = {
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "min_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+}
 
 
 class Sglang:
@@ -27,6 +37,7 @@ class Sglang:
     name = "sglang"
     settle_s = 6.0
     max_tokens_field = "max_completion_tokens"
+    sampling_fields = _SAMPLING
     early_head = False
     budget_field: str | None = None
     sees_images = True

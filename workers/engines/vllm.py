@@ -1,5 +1,8 @@
 """vLLM (PROTOCOLS B.2)."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from router.messages import Discovery, Probe, SlotView
 from workers.control import Control
 from workers.engines.engine import (
@@ -11,6 +14,16 @@ from workers.engines.engine import (
     word,
 )
 
+_SAMPLING: Final[Mapping[str, str]] = {
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "min_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+}
+
 
 class Vllm:
     """Answers 200 at once and aborts at once when its client leaves."""
@@ -19,6 +32,7 @@ class Vllm:
     settle_s = 0.0
     settles_by_probe = True
     max_tokens_field = "max_completion_tokens"
+    sampling_fields = _SAMPLING
     early_head = True
     budget_field: str | None = "thinking_token_budget"
     sees_images = True

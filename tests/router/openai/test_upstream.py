@@ -16,7 +16,13 @@ from router.messages import (
     Usage,
 )
 from router.openai.fields import OWNED
-from router.openai.upstream import AnswerReader, build_body
+from router.openai.upstream import (
+    OPENAI_FIELDS,
+    VARYING,
+    AnswerReader,
+    build_body,
+    unsupported,
+)
 from router.sse import Event
 
 ASSIGNMENT = AssignmentId(RequestId("r1"), 2)
@@ -102,6 +108,38 @@ def test_o1_the_limit_goes_under_the_name_that_the_engine_knows() -> None:
     assert "max_tokens" not in body
     assert (body["temperature"], body["top_p"], body["seed"]) == (0.0, 0.5, 3)
     assert body["stop"] == ["a"]
+
+
+ALL_SAMPLING = GenerationParams(
+    presence_penalty=0.1,
+    frequency_penalty=0.2,
+    top_k=40,
+    min_p=0.05,
+    typical_p=0.9,
+    repeat_penalty=1.1,
+    repeat_last_n=64,
+    min_tokens=2,
+    ignore_eos=False,
+)
+
+
+def test_j3_each_parameter_goes_under_the_name_that_the_engine_knows() -> None:
+    job = Job(model="m", target="m", messages=(), params=ALL_SAMPLING)
+    names = {"repeat_penalty": "repetition_penalty", "ignore_eos": "ignore_eos"}
+
+    body = json.loads(build_body(job, sampling_fields=names))
+
+    asked = body.keys() - {"model", "messages", "stream", "stream_options"}
+    assert asked == {"repetition_penalty", "ignore_eos"}
+    assert (body["repetition_penalty"], body["ignore_eos"]) == (1.1, False)
+
+
+def test_j3_what_an_engine_does_not_know_is_named() -> None:
+    job = Job(model="m", target="m", messages=(), params=ALL_SAMPLING)
+
+    assert unsupported(job, dict.fromkeys(VARYING, "x")) == ()
+    assert unsupported(job, OPENAI_FIELDS) == VARYING[2:]
+    assert unsupported(Job("m", ()), {}) == ()
 
 
 def test_o1_nothing_that_the_router_owns_comes_from_the_extras() -> None:
