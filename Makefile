@@ -6,12 +6,12 @@ FENCEPOST_DEEP ?= 0.02
 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-SOURCES := router workers tests bench
+SOURCES := router workers tests bench docs
 STAMP := .venv/.installed
 RUST_STAMP := .venv-bench/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check deep bench format lock clean lint types fast
+.PHONY: help demo test check deep bench format diagrams lock clean lint types fast
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -34,6 +34,9 @@ bench: $(STAMP) $(RUST_STAMP) ## CPU per delta and per request, beside other rou
 format: $(STAMP) ## Format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+
+diagrams: $(STAMP) ## Renew what docs/ takes from the code: machines and faults
+	$(BIN)/python docs/make_diagrams.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check --quiet $(SOURCES)

@@ -17,7 +17,9 @@ from router.words import Word
 class Phase(Word):
     """Where a request is (A1)."""
 
+    #: Read from its client, not placed yet.
     RECEIVED = "received"
+    #: Waiting for a permit: the first one, or the next after a move.
     QUEUED = "queued"
     #: Sent to a worker that has not answered.
     OFFERED = "offered"
@@ -25,8 +27,11 @@ class Phase(Word):
     ASSIGNED = "assigned"
     #: The client has the first delta.
     COMMITTED = "committed"
+    #: The client has the whole answer.
     COMPLETED = "completed"
+    #: The client was told that there is no whole answer.
     FAILED = "failed"
+    #: The client left, or an operator ended the request.
     CANCELLED = "cancelled"
 
 

@@ -20,6 +20,7 @@ class State(Word):
     STARTING = "starting"
     #: It answers, and is loading its model: waited for, not punished (L2).
     LOADING = "loading"
+    #: It answers its probes and is offered work.
     READY = "ready"
     #: It answers its probes but fails requests: one at a time (S6, L4).
     SUSPECT = "suspect"
