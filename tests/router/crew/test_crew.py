@@ -1,0 +1,94 @@
+"""The workers together."""
+
+import random
+
+from router.crew.crew import Crew
+from router.errors import Fault, FaultKind
+from router.ids import WorkerId
+from router.lifecycle import Event, State
+from router.messages import Discovery
+
+A, B = WorkerId("a"), WorkerId("b")
+
+
+def crew(*workers: WorkerId, context: int | None = None) -> Crew:
+    made = Crew(3, random.Random(1))
+    for worker in workers:
+        made.add(worker, 0.0, slots=None, models=(), settle_s=0.0)
+        found = Discovery(("m",), 2, context, started_at=1_000.0)
+        made.discover(made.members[worker], found, 0.0)
+    return made
+
+
+def test_l9_what_a_worker_says_of_itself_is_taken_over() -> None:
+    member = crew(A, context=4096).members[A]
+
+    assert (member.slots, member.context, list(member.models)) == (2, 4096, ["m"])
+    assert member.seen
+
+
+def test_l9_engines_round_their_start_so_a_second_is_no_restart() -> None:
+    made = crew(A)
+    member = made.members[A]
+
+    assert not made.restarted(member, Discovery(started_at=1_000.9))
+    assert not made.restarted(member, Discovery(started_at=None))
+    assert made.restarted(member, Discovery(started_at=1_002.0))
+
+
+def test_s5_configured_models_are_not_replaced_by_discovered_ones() -> None:
+    made = Crew(3, random.Random(1))
+    made.add(A, 0.0, slots=None, models=("mine",), settle_s=0.0)
+    made.discover(made.members[A], Discovery(("theirs",), 2), 0.0)
+
+    assert list(made.serving) == ["mine"]
+
+
+def test_l5_a_retired_worker_leaves_the_table_before_it_is_forgotten() -> None:
+    made = crew(A, B)
+    member = made.members[A]
+    member.life.fire(Event.REMOVE, 1.0)
+    member.held.clear()
+    made.retire(member)
+
+    assert [m.id for m in made.serving["m"]] == [B]
+    assert A not in made.members
+
+
+def test_a8_a_rest_that_was_asked_for_is_capped_at_a_minute() -> None:
+    made = crew(A)
+    fault = Fault(FaultKind.DECLINED, "later", status=503, retry_after=3_600.0)
+
+    assert made.note(made.members[A], fault, "m", 10.0)
+    assert made.members[A].rest_until == 70.0
+
+
+def test_s6_a_suspects_rests_are_capped() -> None:
+    made = crew(A)
+    member = made.members[A]
+    for _ in range(20):
+        made.blame(member, 100.0)
+
+    assert member.life.state is State.SUSPECT
+    assert member.rest_until <= 100.0 + 30.0 * 1.25
+
+
+def test_s7_a_fault_on_the_ramp_starts_it_anew() -> None:
+    made = crew(A)
+    member = made.members[A]
+    member.distrust()
+    member.trust()
+    made.blame(member, 1.0)
+
+    assert member.limit == 1
+
+
+def test_nothing_is_held_against_a_worker_that_is_gone() -> None:
+    made = crew(A)
+    member = made.members[A]
+    member.life.fire(Event.REMOVE, 1.0)
+
+    assert not made.blame(member, 2.0)
+    assert not made.note(member, Fault(FaultKind.LOADING, "x"), "m", 2.0)
+    made.praise(member, 2.0)
+    assert member.life.state is State.GONE
