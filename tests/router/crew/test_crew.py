@@ -76,8 +76,11 @@ def test_s6_a_suspects_rests_are_capped() -> None:
 def test_s7_a_fault_on_the_ramp_starts_it_anew() -> None:
     made = crew(A)
     member = made.members[A]
+    member.slots = 8
     member.distrust()
     member.trust()
+    assert member.limit == 2
+
     made.blame(member, 1.0)
 
     assert member.limit == 1
