@@ -1,0 +1,186 @@
+"""How a request ends when two things happen at once, and when nothing does."""
+
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from router.engine import Router, open_router
+from router.errors import Fault, FaultKind
+from router.ids import AssignmentId
+from router.messages import Finished, Job, SlotView
+from router.ports import Delivery, SourcePhase, Taken
+from router.settings import Settings, WaitSettings
+from tests.kit.receiver import Recorder
+from workers.scripted import (
+    Fail,
+    Finish,
+    Head,
+    Say,
+    ScriptedSource,
+    ScriptedWorker,
+    Stubborn,
+    answers,
+    hangs,
+)
+
+JOB = Job("m", ({"role": "user", "content": "hi"},), target="m")
+LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "closed")
+
+
+class LeavesAtTheEnd(Recorder):
+    """A client that is found gone when the end of its answer is written."""
+
+    def finish(self, finished: Finished) -> Taken:
+        super().finish(finished)
+        return Taken.GONE
+
+
+class Slow(ScriptedWorker):
+    """A worker that gets no further than *phase*."""
+
+    def __init__(self, name: str, phase: SourcePhase) -> None:
+        super().__init__(name, hangs())
+        self._phase = phase
+
+    def open(
+        self, assignment: AssignmentId, job: Job, delivery: Delivery
+    ) -> ScriptedSource:
+        source = super().open(assignment, job, delivery)
+        source.phase = self._phase
+        return source
+
+
+@asynccontextmanager
+async def opened(
+    *workers: ScriptedWorker, settings: Settings | None = None
+) -> AsyncIterator[tuple[Router, list[Mapping[str, object]]]]:
+    """A router whose workers are ready, and its records as they come."""
+    records: list[Mapping[str, object]] = []
+    async with open_router(settings, workers=workers, rng=random.Random(1)) as router:
+        router.on_request_end = records.append
+        await wait_all_tasks_blocked()
+        yield router, records
+
+
+async def serve(router: Router, receiver: Recorder) -> None:
+    await router.serve(JOB, receiver, request=router.new_request_id())
+
+
+def ends(records: list[Mapping[str, object]]) -> list[tuple[object, object]]:
+    return [(record["outcome"], record["closed_by"]) for record in records]
+
+
+async def test_a9_a_client_that_left_outweighs_a_whole_answer(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(ScriptedWorker("a", answers("x"))) as (router, records):
+        await serve(router, LeavesAtTheEnd())
+
+        assert ends(records) == [("cancelled", "client")]
+
+
+async def test_a9_a_client_that_left_outweighs_the_loss_of_its_worker(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    late = (Stubborn(), Head(), Say(("x",)), Fail(LOST))
+    worker = ScriptedWorker("a", lambda *_: late)
+    receiver.reply = Taken.GONE
+    async with opened(worker) as (router, records):
+        await serve(router, receiver)
+        await wait_all_tasks_blocked()
+
+        assert ends(records) == [("cancelled", "client")]
+        assert receiver.fault is None
+        assert router.status()["workers"][0]["faults_in_a_row"] == 0
+
+
+async def test_a9_a_whole_answer_outweighs_a_loss_behind_it(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    steps = (Stubborn(), Head(), Say(("x",)), Finish(), Fail(LOST))
+    async with opened(ScriptedWorker("a", lambda *_: steps)) as (router, records):
+        await serve(router, receiver)
+        await wait_all_tasks_blocked()
+
+        assert ends(records) == [("completed", "worker")]
+        assert receiver.fault is None
+        assert router.status()["workers"][0]["faults_in_a_row"] == 0
+
+
+async def test_w1_an_answer_may_last_as_long_as_bytes_arrive(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    # Longer than any wait there is, and never as long as liveness_ms without one.
+    pieces = ["x"] * 24
+    async with opened(ScriptedWorker("a", answers(*pieces, every=50.0))) as (router, _):
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert trio.current_time() - start == pytest.approx(1_200.0)
+        assert receiver.finished is not None
+        assert len(receiver.deltas) == len(pieces)
+
+
+async def test_w5_each_poll_of_a_silence_shows_in_status_and_metrics(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(), settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 4)
+    async with opened(worker) as (router, _), trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, Recorder())
+        await trio.sleep(3)
+
+        (shown,) = router.status()["requests"]
+        assert (shown["waiting"], shown["slot_busy"]) == ("busy", True)
+        polls = router.tally.waits["busy"]
+        assert polls > 0
+
+        worker.slots_shown = SlotView(4, 0)
+        await trio.sleep(3)
+
+        (shown,) = router.status()["requests"]
+        assert (shown["waiting"], shown["slot_busy"]) == ("idle", False)
+        assert router.tally.waits["idle"] > 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "seconds"),
+    [
+        (SourcePhase.CONNECTING, FaultKind.CONNECT, 3.0),
+        (SourcePhase.SENDING, FaultKind.STALLED, 60.0),
+    ],
+)
+async def test_w6_connecting_and_sending_have_their_limits(
+    autojump_clock: MockClock, phase: SourcePhase, kind: FaultKind, seconds: float
+) -> None:
+    receiver = Recorder()
+    async with opened(Slow("a", phase)) as (router, _):
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is kind
+        assert trio.current_time() - start == pytest.approx(seconds)
+
+
+async def test_w6_connect_ms_is_the_operators(autojump_clock: MockClock) -> None:
+    receiver = Recorder()
+    settings = Settings(waits=WaitSettings(connect_ms=100))
+    slow = Slow("a", SourcePhase.CONNECTING)
+    async with opened(slow, ScriptedWorker("b", answers("ok")), settings=settings) as (
+        router,
+        _,
+    ):
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert receiver.text == "ok"
+        assert trio.current_time() - start == pytest.approx(0.1)
