@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -144,7 +144,9 @@ def llama_servers(count: int, slots: int) -> Iterator[list[Llama]]:
         processes = []
         for _ in range(count):
             process, _ = stack.enter_context(
-                running(command(slots=slots, threads=1), stderr=subprocess.DEVNULL, **pipes)
+                running(
+                    command(slots=slots, threads=1), stderr=subprocess.DEVNULL, **pipes
+                )
             )
             processes.append(process)
         servers = []
@@ -171,20 +173,32 @@ class Daemon:
         with httpx.Client(transport=wire, base_url="http://admin") as client:
             return client.get("/status").raise_for_status().json()
 
+    def await_status(
+        self, holds: Callable[[Any], bool], seconds: float = START_S
+    ) -> Any:
+        """Wait until the status *holds*, and give it. Blocks.
+
+        Raises:
+            TimeoutError: it does not in time; with what it is.
+        """
+        end = time.perf_counter() + seconds
+        while not holds(status := self.status()):
+            if time.perf_counter() > end:
+                raise TimeoutError(f"still: {status}")
+            time.sleep(0.02)
+        return status
+
     def await_ready(self, workers: int = 1) -> None:
         """Wait until so many workers are ready. Blocks.
 
         Raises:
-            TimeoutError: they are not in time; with what they are.
+            TimeoutError: they are not in time.
         """
-        end = time.perf_counter() + START_S
-        while True:
-            seen = self.status()["workers"]
-            if sum(worker["state"] == "ready" for worker in seen) >= workers:
-                return
-            if time.perf_counter() > end:
-                raise TimeoutError(f"not ready: {seen}")
-            time.sleep(0.02)
+        self.await_status(
+            lambda status: (
+                [w["state"] for w in status["workers"]].count("ready") >= workers
+            )
+        )
 
 
 @contextmanager

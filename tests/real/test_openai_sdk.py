@@ -277,12 +277,7 @@ async def test_o7_a_full_queue_is_a_rate_limit_error(
 
 
 async def await_status(router: Daemon, holds: Callable[[Any], bool]) -> None:
-    """Wait until the daemon's status *holds*; it has 5 s."""
-    for _ in range(250):
-        if holds(await trio.to_thread.run_sync(router.status)):
-            return
-        await trio.sleep(0.02)
-    raise TimeoutError(await trio.to_thread.run_sync(router.status))
+    await trio.to_thread.run_sync(router.await_status, holds, 5.0)
 
 
 async def test_o7_no_worker_is_an_internal_server_error(
