@@ -109,7 +109,7 @@ class Fleet:
         member = self.members[worker]
         out: list[Command] = []
         if self._crew.restarted(member, found):
-            fault = Fault(FaultKind.WORKER_RESTARTED, "the worker was restarted")
+            fault = Fault(FaultKind.WORKER_RESTARTED, "The worker was restarted.")
             out += self.cut(worker, fault, now)
             for assignment in list(member.settling):
                 member.settled(assignment)
@@ -282,9 +282,9 @@ class Fleet:
             return out
         entry = self.requests[request]
         if now >= entry.queue_by:
-            kind, words = FaultKind.QUEUE_TIMEOUT, "no slot was free in time"
+            kind, words = FaultKind.QUEUE_TIMEOUT, "No slot was free in time."
         else:
-            kind, words = FaultKind.MODEL_LOADING, "the model is still loading"
+            kind, words = FaultKind.MODEL_LOADING, "The model is still loading."
         wait = self.retry_after(entry.target)
         self._refuse(entry, Fault(kind, words, retry_after=wait), now, out)
         return out
@@ -334,7 +334,7 @@ class Fleet:
         if refusal is None and not moved and self.room.full(entry.target):
             refusal = Fault(
                 FaultKind.QUEUE_FULL,
-                "all slots are busy and the queue is full",
+                "All slots are busy and the queue is full.",
                 retry_after=self.retry_after(entry.target),
             )
         if refusal is None:
@@ -358,7 +358,7 @@ class Fleet:
             return None
         return Fault(
             FaultKind.NO_WORKER,
-            "no worker for this model is available",
+            "No worker for this model is available.",
             retry_after=COME_BACK_S if asked == INF else asked,
         )
 

@@ -127,8 +127,8 @@ class Keeper:
             self._check = trio.Event()
             asked_at = trio.current_time()
             probe = await self._probe()
-            self.last_probe = probe
             self._learn(probe, asked_at)
+            self.last_probe = probe
             state = self._state()
             if state in SERVING or state is State.DRAINING:
                 backoff, pause = BACKOFF_S[0], WATCH_S
@@ -178,6 +178,13 @@ class Keeper:
                 commands = learned(worker, Event.MISSED, now, detail=probe.detail)
         self._shell.apply(commands)
         after = self._state()
+        if after is before and before is State.STARTING and self.last_probe is None:
+            log.warning(
+                "worker %s does not answer yet (%s): start it, or check its url;"
+                " it is taken in when it answers",
+                worker,
+                probe.detail or probe.result.value,
+            )
         if after is not before:
             life = self._fleet.members[worker].life
             log.info(

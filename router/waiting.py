@@ -30,9 +30,9 @@ class WaitState(Enum):
 
 #: What it is to stay in a state beyond its budget (W4).
 TIMEOUTS: Final[Mapping[WaitState, tuple[FaultKind, str]]] = {
-    WaitState.BUSY: (FaultKind.WAIT_TIMEOUT, "the worker stayed busy"),
-    WaitState.IDLE: (FaultKind.STALLED, "the worker had room and did not answer"),
-    WaitState.UNAVAILABLE: (FaultKind.LOAD_TIMEOUT, "the worker was not available"),
+    WaitState.BUSY: (FaultKind.WAIT_TIMEOUT, "The worker stayed busy"),
+    WaitState.IDLE: (FaultKind.STALLED, "The worker had room and did not answer"),
+    WaitState.UNAVAILABLE: (FaultKind.LOAD_TIMEOUT, "The worker was not available"),
 }
 
 
@@ -139,4 +139,4 @@ class Wait:
         if self.stretch.polls < self._limits[seen]:
             return seen
         kind, what = TIMEOUTS[seen]
-        return Fault(kind, f"{what} for {self.lasted:g} s")
+        return Fault(kind, f"{what} for {self.lasted:g} s.")

@@ -203,10 +203,13 @@ class Flight:
         if phase is SourcePhase.FINISHING:
             return source.since + limits.usage_wait_s, ""
         if phase is SourcePhase.CONNECTING:
-            return source.since + limits.connect_s, "the worker took no connection"
+            return (
+                source.since + limits.connect_s,
+                "The worker took no connection in time.",
+            )
         if phase is SourcePhase.SENDING:
             at = source.last_byte_at + limits.liveness_s
-            return at, "the worker stopped reading the request"
+            return at, "The worker stopped reading the request."
         if source.paused:
             # Our client does not read: not the worker's fault (W6).
             return inf, ""
@@ -216,11 +219,11 @@ class Flight:
         if self.fence.next_index == 0:
             first = self.departed_at + limits.first_delta_s
             if first < at:
-                return first, "the worker gave no first delta in time"
+                return first, "The worker gave no first delta in time."
         if at == inf:
             # The silence before the head is the keeper's to judge (W2).
             return trio.current_time() + limits.liveness_s, ""
-        return at, "the worker stopped answering"
+        return at, "The worker stopped answering."
 
     # --- ports.Delivery: calls from the source -----------------------------
 
@@ -267,7 +270,7 @@ class Flight:
         if taken:
             self._hand_over(taken, len(taken))
         if gap and self.fence.owner == assignment:
-            self._give_up(Fault(FaultKind.PROTOCOL, "the worker left out a delta"))
+            self._give_up(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
 
     def _hand_over(self, deltas: Sequence[Delta], count: int) -> None:
         fence = self.fence
@@ -461,4 +464,4 @@ class Flight:
 
 
 def _internal() -> Fault:
-    return Fault(FaultKind.INTERNAL, "an error of the router's own")
+    return Fault(FaultKind.INTERNAL, "The router failed on this request.")

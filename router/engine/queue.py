@@ -174,7 +174,7 @@ class CompletionReceiver(_Untimed):
         """
         if not isinstance(self._end, Finished):
             raise RequestFailed(
-                self._end or Fault(FaultKind.CANCELLED, "the request was cancelled")
+                self._end or Fault(FaultKind.CANCELLED, "The request was cancelled.")
             )
         calls: dict[int, list[Delta]] = {}
         for delta in self._deltas:

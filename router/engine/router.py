@@ -186,7 +186,7 @@ class Router:
         target = self.resolve(job.model)
         if target is None:
             raise RequestFailed(
-                Fault(FaultKind.MODEL_NOT_FOUND, "no worker serves this model")
+                Fault(FaultKind.MODEL_NOT_FOUND, "No worker serves this model.")
             )
         return attrs.evolve(job, target=target)
 
@@ -205,7 +205,7 @@ class Router:
         flight = self.flights.get(RequestId(request))
         if flight is None:
             return False
-        flight.cancel(Fault(FaultKind.CANCELLED, "cancelled by the operator"))
+        flight.cancel(Fault(FaultKind.CANCELLED, "Cancelled by the operator."))
         return True
 
     # --- models ------------------------------------------------------------
@@ -223,7 +223,7 @@ class Router:
                 raise RequestFailed(
                     Fault(
                         FaultKind.MODEL_LOADING,
-                        "a worker that may serve this model is still coming up",
+                        "A worker that may serve this model is still coming up.",
                         retry_after=1.0,
                     )
                 )
@@ -310,7 +310,7 @@ class Router:
         member = self.fleet.members.get(WorkerId(worker))
         if member is None:
             return False
-        fault = Fault(FaultKind.DRAINED, "the worker was drained")
+        fault = Fault(FaultKind.DRAINED, "The worker was drained.")
         self.apply(self.fleet.cut(member.id, fault, trio.current_time()))
         return True
 

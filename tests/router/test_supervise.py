@@ -312,3 +312,16 @@ async def test_w9_budgets_end_within_half_a_poll_wherever_they_begin(
         assert receiver.fault is not None
         assert receiver.fault.kind is FaultKind.STALLED
         assert trio.current_time() - start == pytest.approx(10.0, abs=0.2501)
+
+
+async def test_d5_a_worker_that_is_not_there_at_the_start_is_one_line_with_what_to_do(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    worker.result = ProbeResult.REFUSED
+    async with opened(worker):
+        await trio.sleep(10)
+
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert "worker a does not answer yet" in line
+    assert "start it, or check its url" in line

@@ -149,7 +149,7 @@ def test_w4_the_fault_says_how_long() -> None:
     fault = wait.poll(IDLE)
 
     assert isinstance(fault, Fault)
-    assert fault.message == "the worker had room and did not answer for 1 s"
+    assert fault.message == "The worker had room and did not answer for 1 s."
 
 
 def test_w4_a_break_saves_the_wait() -> None:
