@@ -45,6 +45,8 @@ class RouterSettings:
     commit_after_ms: int = 15_000
     keepalive_ms: int = 10_000
     suspect_after: int = 3
+    thinking_signature: str = "off"
+    """off, or opaque: thinking blocks end with a signature of ours (M7)."""
 
 
 @attrs.frozen

@@ -45,7 +45,6 @@ _NOT_YET: Final = "is not in this release"
 LATER: Final[Mapping[str, Mapping[str, str]]] = {
     "": {"agent": f"[agent] {_NOT_YET}", "agents": f"[agents] {_NOT_YET}"},
     "router": {
-        "thinking_signature": f"{_NOT_YET}: thinking blocks",
         "signals_max": f"{_NOT_YET}: control signals",
         "tool_calls_max": f"{_NOT_YET}: control signals",
     },

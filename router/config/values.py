@@ -17,6 +17,8 @@ from router.edge.keys import Keys, KeysInvalid
 Check: TypeAlias = Callable[[Any], Any]
 
 ENGINES: Final = ("auto", "llama-server", "vllm", "sglang", "generic")
+#: Of thinking blocks (M7).
+SIGNATURES: Final = ("off", "opaque")
 #: A month: more is a slip of the pen.
 MS_MAX: Final = 31 * 24 * 3_600_000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -180,6 +182,14 @@ def engine(value: Any) -> str:
     return name
 
 
+def signature(value: Any) -> str:
+    """Take how thinking blocks are signed."""
+    name = text(value)
+    if name not in SIGNATURES:
+        raise ValueError(f"{name!r} is no signature: {', '.join(SIGNATURES)}")
+    return name
+
+
 def near(word: str, known: tuple[str, ...], *, otherwise: str = "") -> str:
     """Say which known word was meant, if one is near."""
     close = get_close_matches(word.lower(), known, n=1)
@@ -247,6 +257,7 @@ def checks(
             "commit_after_ms": ms(0),
             "keepalive_ms": ms(0),
             "suspect_after": whole(1, 1_000),
+            "thinking_signature": signature,
         },
         "waits": {
             "connect_ms": ms(1),

@@ -32,7 +32,7 @@ class Card(Protocol):
 
 
 class Core(Protocol):
-    """A running router, seen from the edge. Only ``serve`` is a checkpoint."""
+    """A running router, seen from the edge. Its async calls are checkpoints."""
 
     settings: Settings
     tally: Tally
@@ -67,6 +67,10 @@ class Core(Protocol):
         Returns once the receiver was told ``finish`` or ``fail``, or the
         client is gone. Cancelling it says that the client is gone.
         """
+
+    async def count_tokens(self, job: Job) -> int | None:
+        """Count the prompt tokens of a chat *job*, images left out; None: no
+        worker said. A checkpoint that takes no slot (M8)."""
 
     def status(self) -> Mapping[str, Any]:
         """All that an operator may see, as JSON values."""

@@ -8,12 +8,14 @@ from typing import Final, Protocol
 
 import attrs
 
+from router.checks import RequestInvalid
+from router.edge.dialect import OPENAI, Dialect
 from router.edge.sink import Sink
 from router.edge.site import Site
-from router.errors import Fault, FaultKind
+from router.errors import ErrorReply, Fault, FaultKind
 from router.http1 import Head
 from router.ids import WorkerId
-from router.openai.errors import ErrorReply, error_body, reply_of
+from router.openai.errors import error_body, reply_of
 from router.ports import Taken
 
 JSON: Final = b"application/json"
@@ -37,6 +39,7 @@ REASONS: Final = {
     502: b"Bad Gateway",
     503: b"Service Unavailable",
     504: b"Gateway Timeout",
+    529: b"Overloaded",
 }
 _STREAM: Final = (
     b"HTTP/1.1 200 OK\r\n"
@@ -62,6 +65,9 @@ class Answer:
     body: bytes
     content_type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    message: str | None = None
+    """The words of a failure that was made for no dialect in particular: a
+    request of another dialect than OpenAI's has them said anew (M6)."""
 
 
 class Ended(Protocol):
@@ -84,7 +90,7 @@ def said(reply: ErrorReply) -> Answer:
 
 def failure(fault: Fault) -> Answer:
     """Give the whole reply that *fault* is for a client, before any head (O5)."""
-    return said(reply_of(fault))
+    return attrs.evolve(said(reply_of(fault)), message=fault.message)
 
 
 def refusal(
@@ -96,7 +102,8 @@ def refusal(
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> Answer:
     """Make an error reply of the edge itself, in the OpenAI shape (O5)."""
-    return Answer(status, error_body(message, error_type, code=code), headers=headers)
+    body = error_body(message, error_type, code=code)
+    return Answer(status, body, headers=headers, message=message)
 
 
 def compose(
@@ -148,6 +155,7 @@ class Exchange:
         "arrived",
         "body",
         "client_id",
+        "dialect",
         "head",
         "hung_up",
         "keep",
@@ -167,6 +175,8 @@ class Exchange:
         self.head = head
         self.request = site.new_request_id()
         self.client_id = safe_id(head.get(b"x-request-id"))
+        #: In which words failures are told.
+        self.dialect: Dialect = OPENAI
         #: The whole body, once it is here, where the route wants it.
         self.body = b""
         #: When the request was whole, on Trio's clock.
@@ -182,6 +192,14 @@ class Exchange:
         self.started = False
         #: All of them are. Started but not whole is an unclean end (A5).
         self.whole = False
+
+    def failure(self, fault: Fault) -> Answer:
+        """Give the whole reply that *fault* is in this request's dialect."""
+        return said(self.dialect.reply_of(fault, self.request))
+
+    def invalid(self, wrong: RequestInvalid) -> Answer:
+        """Give the whole reply to a request that is *wrong*."""
+        return said(self.dialect.reply_of_invalid(wrong, self.request))
 
     def reply(self, answer: Answer) -> Taken:
         """Give a whole reply. Not a checkpoint; never raises."""
@@ -218,6 +236,11 @@ class Exchange:
 
     def _send(self, answer: Answer, receipt: bytes) -> Taken:
         self.started = self.whole = True
+        if answer.message is not None and self.dialect.refusal is not None:
+            status, body = self.dialect.refusal(
+                answer.status, answer.message, self.request
+            )
+            answer = attrs.evolve(answer, status=status, body=body)
         head = self.head
         return self.sink.write(
             compose(
@@ -235,10 +258,10 @@ class Exchange:
         return self.keep
 
     def _fields(self) -> bytes:
-        return b"%bx-request-id: %b\r\n" % (
-            self.site.date,
-            self.client_id or self.request.encode(),
-        )
+        own = self.request.encode()
+        fields = b"%bx-request-id: %b\r\n" % (self.site.date, self.client_id or own)
+        name = self.dialect.id_header
+        return fields if name is None else b"%b%b: %b\r\n" % (fields, name, own)
 
     def _receipt(self, worker: WorkerId | None, attempts: int) -> bytes:
         if worker is None:

@@ -10,16 +10,21 @@ from urllib.parse import unquote
 
 import msgspec
 
-from router.edge.chat import ChatRoute
+from router.edge.chat import chat_route, completions_route, embeddings_route
 from router.edge.core import Card, Core
+from router.edge.dialect import ANTHROPIC, OPENAI, Dialect
 from router.edge.exchange import JSON, Answer, Exchange, failure, refusal
 from router.edge.intake import Route
 from router.edge.keys import Keys
+from router.edge.messages import CountRoute, messages_route
 from router.edge.site import Site
 from router.errors import Fault, FaultKind
 from router.http1 import Head
 
 _encode: Final = msgspec.json.Encoder().encode
+
+#: What paths of the Anthropic dialect have in them, those that are not ours too.
+_MESSAGES: Final = "/v1/messages/"
 
 UNKNOWN_PATH: Final = refusal(404, "There is nothing at this path.")
 NOT_JSON: Final = refusal(415, "Send the body as application/json.")
@@ -53,8 +58,15 @@ class Instant:
 class Endpoint:
     """All routes of one path, by method."""
 
-    def __init__(self, routes: Mapping[str, Route], *, is_open: bool = False) -> None:
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        *,
+        is_open: bool = False,
+        dialect: Dialect = OPENAI,
+    ) -> None:
         """HEAD comes with GET. *is_open*: no client key is asked for."""
+        self.dialect = dialect
         self.routes = dict(routes)
         if "GET" in routes:
             self.routes["HEAD"] = routes["GET"]
@@ -91,7 +103,10 @@ class RouteTable:
         head = exchange.head
         endpoint = self._exact.get(head.path) or self._with_tail(exchange)
         if endpoint is None:
+            if _MESSAGES in head.path:
+                exchange.dialect = ANTHROPIC
             return UNKNOWN_PATH
+        exchange.dialect = endpoint.dialect
         route = endpoint.routes.get(head.method)
         if route is None:
             return endpoint.wrong_method
@@ -125,7 +140,13 @@ def api_routes(core: Core, site: Site, prefixes: Iterable[str]) -> RouteTable:
     probes = Probes(core, site)
     models = Models(core)
     paths = {
-        "/v1/chat/completions": Endpoint({"POST": ChatRoute(core)}),
+        "/v1/chat/completions": Endpoint({"POST": chat_route(core)}),
+        "/v1/completions": Endpoint({"POST": completions_route(core)}),
+        "/v1/embeddings": Endpoint({"POST": embeddings_route(core)}),
+        "/v1/messages": Endpoint({"POST": messages_route(core)}, dialect=ANTHROPIC),
+        "/v1/messages/count_tokens": Endpoint(
+            {"POST": CountRoute(core)}, dialect=ANTHROPIC
+        ),
         "/v1/models": Endpoint({"GET": Instant(models.every)}),
         "/healthz": Endpoint({"GET": Instant(probes.healthz)}, is_open=True),
         "/readyz": Endpoint({"GET": Instant(probes.readyz)}, is_open=True),

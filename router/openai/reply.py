@@ -35,6 +35,8 @@ class StreamEncoder:
     them, as it likes.
     """
 
+    keepalive = KEEPALIVE
+
     def __init__(
         self, reply_id: str, model: str, created: int, *, include_usage: bool
     ) -> None:
@@ -69,6 +71,9 @@ class StreamEncoder:
     def first(self) -> bytes:
         """Write the role chunk. It is no delta: it may be sent with the head."""
         return self._choice + b'"role":"assistant","content":""' + self._tail
+
+    def restart(self, *, begun: bool) -> None:
+        """Begin anew: nothing is kept of deltas that did not go out."""
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:
         """Write a chunk for each delta, in order."""

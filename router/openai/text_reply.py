@@ -48,7 +48,7 @@ class TextEncoder:
         """Write nothing: there is no role to tell."""
         return b""
 
-    def restart(self) -> None:
+    def restart(self, *, begun: bool) -> None:
         """Begin anew: nothing of an attempt is kept here."""
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:

@@ -143,6 +143,9 @@ class StubRouter:
         self.bug: BaseException | None = None
         self.receipts: dict[str, Mapping[str, Any]] = {}
         self.commands: list[tuple[str, str]] = []
+        #: What ``count_tokens`` gives, and the jobs that it was asked for.
+        self.counts: int | None = None
+        self.counted: list[Job] = []
         self.started = 0
         self._born = 0
         self._in, self._out = trio.open_memory_channel[StubRequest](10_000)
@@ -177,6 +180,11 @@ class StubRouter:
         served = StubRequest(job, receiver, request, client_ref)
         self._in.send_nowait(served)
         await served.run()
+
+    async def count_tokens(self, job: Job) -> int | None:
+        self.counted.append(job)
+        await trio.lowlevel.checkpoint()
+        return self.counts
 
     def status(self) -> dict[str, Any]:
         worker = {

@@ -74,6 +74,7 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
         commit_after_ms = 8
         keepalive_ms = 900
         suspect_after = 4
+        thinking_signature = "opaque"
 
         [waits]
         connect_ms = 1
@@ -124,6 +125,7 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
             commit_after_ms=8,
             keepalive_ms=900,
             suspect_after=4,
+            thinking_signature="opaque",
         ),
         waits=WaitSettings(
             connect_ms=1,
@@ -319,6 +321,7 @@ def test_d2_a_lone_worker_table_is_told_how_to_be_a_list() -> None:
         ("router", "queue_limit", -1, "at least 0"),
         ("router", "keepalive_ms", -1, "at least 0 ms"),
         ("router", "suspect_after", 0, "at least 1"),
+        ("router", "thinking_signature", "yes", "no signature: off, opaque"),
         ("waits", "poll_ms", 9, "at least 10 ms"),
         ("waits", "connect_ms", 0, "at least 1 ms"),
         ("waits", "ghost_ms", 2**32, "at most 2678400000 ms"),

@@ -1,0 +1,32 @@
+"""In which words a client is told of failures: OpenAI's or Anthropic's (O5, M6)."""
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from router.anthropic import errors as anthropic
+from router.checks import RequestInvalid
+from router.errors import ErrorReply, Fault
+from router.openai import errors as openai
+
+
+@attrs.frozen
+class Dialect:
+    """One dialect's failures. *request* is always our own id of the request."""
+
+    reply_of: Callable[[Fault, str], ErrorReply]
+    reply_of_invalid: Callable[[RequestInvalid, str], ErrorReply]
+    refusal: Callable[[int, str, str], tuple[int, bytes]] | None = None
+    """Says a refusal of the edge itself; None: as the edge has made it."""
+    id_header: bytes | None = None
+    """A header of its own for our id of the request."""
+
+
+OPENAI: Final = Dialect(
+    lambda fault, _: openai.reply_of(fault),
+    lambda invalid, _: openai.reply_of_invalid(invalid),
+)
+ANTHROPIC: Final = Dialect(
+    anthropic.reply_of, anthropic.reply_of_invalid, anthropic.refusal, b"request-id"
+)
