@@ -60,6 +60,10 @@ class FaultKind(Word):
     ENGINE_ABORT = "engine_abort"
     #: A tool call's arguments that no reply of the client's dialect can hold.
     TOOL_PARSE = "tool_parse"
+    #: The process that we keep for it ended (L8).
+    SERVER_DIED = "server_died"
+    #: The answer said the same over and over, and was ended (J5).
+    LOOP = "loop"
     #: The engine was restarted under us (L9).
     WORKER_RESTARTED = "worker_restarted"
     #: The worker was drained and its time is over (L5).
@@ -205,6 +209,9 @@ FAULTS: Final[Mapping[FaultKind, FaultRow]] = {
     ),
     # The model's doing: neither the worker's fault nor another worker's to mend.
     FaultKind.TOOL_PARSE: _row("tool_parse_error", 502, "tool_parse_error"),
+    # Its restarts are counted already, and it comes back on a ramp.
+    FaultKind.SERVER_DIED: _row("server_died", 502, "worker_lost", moves=True),
+    FaultKind.LOOP: _row("loop_detected", 502, "loop_detected", retry=False),
     FaultKind.WORKER_RESTARTED: _row(
         "worker_restarted", 502, "worker_lost", moves=True
     ),

@@ -33,6 +33,7 @@ RANKS: Final[Mapping[str, int]] = {
     "router.sse": 2,
     "router.http1": 2,
     "router.budget": 2,
+    "router.sieve": 2,
     "router.checks": 2,
     "router.catalog": 2,
     "router.commands": 2,
