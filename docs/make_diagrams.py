@@ -24,12 +24,17 @@ sys.path.insert(0, str(DOCS.parent))
 
 # After the path, since this is a script and no part of a package.
 from router import assignment, errors, fence, lifecycle, waiting  # noqa: E402
+from router.anthropic import machine as message  # noqa: E402
+from router.sieve import convention  # noqa: E402
 
 #: What stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 BLOCK: Final = re.compile(
     r"(?P<open><!-- generated: (?P<name>[\w.-]+) -->\n).*?(?P<close><!-- end -->)",
     re.DOTALL,
 )
+
+#: What an arrow says that stands for all events without a row.
+ELSE: Final = "anything else"
 
 Table: TypeAlias = Mapping[Any, Mapping[Any, Any]]
 
@@ -40,12 +45,21 @@ class Machine:
 
     module: ModuleType
     states: type[Enum]
+    otherwise: Enum | None = None
+    """Where events without a row lead; None: they are illegal."""
 
     @property
     def table(self) -> Table:
-        """State to event to next state."""
+        """State to event to next state; a row for every state."""
         table: Table = self.module.TRANSITIONS
-        return table
+        # A move of the message machine also says what is written.
+        return {
+            state: {
+                event: getattr(move, "to", move)
+                for event, move in table.get(state, {}).items()
+            }
+            for state in self.states
+        }
 
 
 #: Name in the markers to machine.
@@ -53,6 +67,10 @@ MACHINES: Final[Mapping[str, Machine]] = {
     "fence": Machine(fence, fence.State),
     "assignment": Machine(assignment, assignment.Phase),
     "lifecycle": Machine(lifecycle, lifecycle.State),
+    "message": Machine(message, message.State),
+    "convention": Machine(
+        convention, convention.Place, otherwise=convention.Place.TEXT
+    ),
 }
 
 
@@ -106,6 +124,8 @@ def draw(machine: Machine) -> str:
                 targets.setdefault(target, []).append(event.value)
         for target, events in targets.items():
             lines.append(f"    {state.value} --> {target.value}: {', '.join(events)}")
+        if row and machine.otherwise is not None:
+            lines.append(f"    {state.value} --> {machine.otherwise.value}: {ELSE}")
         if not row:
             lines.append(f"    {state.value} --> [*]")
     lines += ["```", "", "| state | what it means | stays on |", "|---|---|---|"]

@@ -23,8 +23,11 @@ class State(Enum):
     NEW = "new"
     #: The message, and no block of it.
     BETWEEN = "between"
+    #: A block of reasoning.
     THINKING = "thinking"
+    #: A block of text.
     TEXT = "text"
+    #: The block of one tool call.
     TOOL = "tool"
     #: The message has had its last event.
     OVER = "over"
