@@ -25,6 +25,7 @@ sys.path.insert(0, str(DOCS.parent))
 # After the path, since this is a script and no part of a package.
 from router import assignment, errors, fence, lifecycle, waiting  # noqa: E402
 from router.anthropic import machine as message  # noqa: E402
+from router.anthropic.errors import STATUSES  # noqa: E402
 from router.sieve import convention  # noqa: E402
 
 #: What stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
@@ -147,10 +148,9 @@ def tabulate_waits() -> str:
 
 def tabulate_faults() -> str:
     """Say all that follows from each kind of fault."""
-    lines = [
-        "| fault | what went wrong | status | code | reason | moves | counts | retry |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = "fault|what went wrong|status|code|Anthropic|reason|moves|counts|retry"
+    heads = heads.replace("|", " | ")
+    lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
     for kind, says in sentences(errors.FaultKind).items():
         row = errors.FAULTS[errors.FaultKind(kind)]
         code = "null" if row.code is None else f"`{row.code}`"
@@ -159,6 +159,7 @@ def tabulate_faults() -> str:
             _cell(says),
             str(row.status),
             code,
+            f"{STATUSES[row.anthropic_type]} `{row.anthropic_type}`",
             f"`{row.reason}`",
             *map(_yes, (row.moves, row.counts, row.retry)),
         ]

@@ -1,44 +1,62 @@
-"""docs/errors.md says what the openai SDK makes of a failure: ask the SDK."""
+"""docs/errors.md says what the SDKs make of a failure: ask them."""
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import anthropic
 import httpx
 import openai
 import pytest
 
+from router.anthropic import errors as messages
+from router.anthropic.errors import STATUSES
 from router.errors import FAULTS, Fault, FaultKind
 from router.openai.errors import body_of, reply_of
 from router.openai.worker_errors import fault_of_reply
 
 DOC: Final = (Path(__file__).parent.parent / "docs/errors.md").read_text()
 _ROW: Final = re.compile(r"^\| ([\d, ]+) \| `(\w+)` \| (yes|no) \|$", re.MULTILINE)
-SDK: Final = [
-    (int(status), exception, retried == "yes")
-    for statuses, exception, retried in _ROW.findall(DOC)
-    for status in statuses.split(", ")
-]
+
+
+def rows(sdk: str) -> list[tuple[str, int, str, bool]]:
+    """What the page says of one SDK: its name, status, exception, retried."""
+    table = DOC.partition(f"## What the {sdk} SDK makes of it")[2].partition("\n## ")[0]
+    return [
+        (sdk, int(status), exception, retried == "yes")
+        for statuses, exception, retried in _ROW.findall(table)
+        for status in statuses.split(", ")
+    ]
+
+
+def client(sdk: str) -> Any:
+    if sdk == "openai":
+        return openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none")
+    return anthropic.Anthropic(base_url="http://127.0.0.1:1", api_key="none")
 
 
 def test_every_status_of_a_fault_has_its_exception() -> None:
-    known = {status for status, _, _ in SDK}
-
     # 401 and 422 come from the edge, and from a worker's own refusal.
-    assert known == {row.status for row in FAULTS.values()} | {401, 422}
+    statuses = {row.status for row in FAULTS.values()} | {401, 422}
+    assert {status for _, status, _, _ in rows("openai")} == statuses
+
+    types = {STATUSES[row.anthropic_type] for row in FAULTS.values()}
+    # A worker's own 413 and 429 keep their status.
+    assert {status for _, status, _, _ in rows("anthropic")} == types | {401, 413, 429}
 
 
-@pytest.mark.parametrize(("status", "exception", "retried"), SDK)
+@pytest.mark.parametrize(
+    ("sdk", "status", "exception", "retried"), rows("openai") + rows("anthropic")
+)
 def test_the_sdk_raises_and_retries_as_told(
-    status: int, exception: str, *, retried: bool
+    sdk: str, status: int, exception: str, *, retried: bool
 ) -> None:
-    sdk = openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none")
     reply = httpx.Response(status, request=httpx.Request("POST", "http://127.0.0.1:1"))
 
-    raised = sdk._make_status_error("", body=None, response=reply)  # type: ignore[arg-type]
+    raised = client(sdk)._make_status_error("", body=None, response=reply)
 
     assert type(raised).__name__ == exception
-    assert sdk._should_retry(reply) is retried  # type: ignore[arg-type]
+    assert client(sdk)._should_retry(reply) is retried
 
 
 def test_a_useless_retry_is_said_where_the_sdk_would_try() -> None:
@@ -56,6 +74,12 @@ def test_the_reply_that_is_shown_is_the_one_that_is_given() -> None:
     assert f"\n{reply_of(fault).body.decode()}\n" in DOC
     assert "HTTP/1.1 503 Service Unavailable" in DOC
     assert reply_of(fault).headers == ((b"retry-after", b"1"),)
+
+
+def test_the_message_error_that_is_shown_is_the_one_that_is_given() -> None:
+    fault = Fault(FaultKind.NO_WORKER, "no worker for this model is available")
+
+    assert f"\n{messages.body_of(fault, 'req_01a2…').decode()}\n" in DOC
 
 
 def test_the_frame_that_is_shown_is_the_one_that_is_given() -> None:
