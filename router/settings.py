@@ -45,6 +45,13 @@ class RouterSettings:
     commit_after_ms: int = 15_000
     keepalive_ms: int = 10_000
     suspect_after: int = 3
+    signals_max: int = 8
+    """Control signals of one request, at most (J5)."""
+    tool_calls_max: int = 0
+    """Tool calls of one answer; 0: no limit (J5)."""
+    result_ttl_ms: int = 0
+    """How long the result of a submitted job is kept; 0: until it is taken or
+    released (J1)."""
     thinking_signature: str = "off"
     """off, or opaque: thinking blocks end with a signature of ours (M7)."""
 
@@ -93,6 +100,17 @@ class ModelSettings:
     """``*`` catches any name that is in no table (O6)."""
     fallback: str | None = None
     """Model to use while no worker of this one is ready."""
+    thinking_max_tokens: int | None = None
+    """Tokens of reasoning; None: no limit but the request's own (J6)."""
+    bios: str | None = None
+    """System text that tells a model without native tool calls how to call, the
+    request's tools in the place of ``{tools}``; None: calls are native (J4)."""
+    tool_parse_error: str = "fail"
+    """What a call by ``bios`` that can't be read is: "fail", or "signal" (J4)."""
+    exit_tools: tuple[str, ...] = ()
+    """Codes of the signals that the model may give (J5)."""
+    loop_repeats_max: int = 0
+    """How often the same words may follow on themselves; 0: no limit (J5)."""
 
 
 @attrs.frozen

@@ -72,6 +72,8 @@ def _models(
             elif owners[alias] != name:
                 owner = quoted(owners[alias])
                 yield f"{path}.aliases: {quoted(alias)} is an alias of {owner} already"
+        if model.get("tool_parse_error") == "signal" and "bios" not in model:
+            yield f"{path}.tool_parse_error: without a bios no call is parsed"
         fallback = model.get("fallback")
         if isinstance(fallback, str):
             yield from _fallback(path, name, fallback, owners)

@@ -44,10 +44,7 @@ _NOT_YET: Final = "is not in this release"
 #: Keys that will come, with what is to be said of them until then.
 LATER: Final[Mapping[str, Mapping[str, str]]] = {
     "": {"agent": f"[agent] {_NOT_YET}", "agents": f"[agents] {_NOT_YET}"},
-    "router": {
-        "signals_max": f"{_NOT_YET}: control signals",
-        "tool_calls_max": f"{_NOT_YET}: control signals",
-    },
+    "router": {},
     "waits": {"offer_timeout_ms": f"{_NOT_YET}: worker agents"},
     "worker": {
         "command": _URL_ONLY,
@@ -60,10 +57,6 @@ LATER: Final[Mapping[str, Mapping[str, str]]] = {
         "max_restarts": f"{_URL_ONLY}, and starts none",
         "restart_window_ms": f"{_URL_ONLY}, and starts none",
         "pin_slots": f"{_NOT_YET}: requests are not pinned to engine slots",
-    },
-    "models": {
-        "thinking_max_tokens": f"{_NOT_YET}: the engine's own limit rules",
-        "bios": f"{_NOT_YET}: the client's system text goes through as it is",
     },
 }
 

@@ -13,9 +13,13 @@ from urllib.parse import urlsplit
 
 from router.config.addresses import parse_address
 from router.edge.keys import Keys, KeysInvalid
+from router.openai.prompting import checked_bios
+from router.sieve import FOR_MODELS
 
 Check: TypeAlias = Callable[[Any], Any]
 
+#: Signals that a model may give by calling an exit tool.
+SIGNALS: Final = tuple(code.value for code in FOR_MODELS)
 ENGINES: Final = ("auto", "llama-server", "vllm", "sglang", "generic")
 #: Of thinking blocks (M7).
 SIGNATURES: Final = ("off", "opaque")
@@ -190,6 +194,25 @@ def signature(value: Any) -> str:
     return name
 
 
+def one_of(known: tuple[str, ...]) -> Check:
+    """Take one of the words that are *known*."""
+
+    def check(value: Any) -> str:
+        word = text(value)
+        if word not in known:
+            raise ValueError(f"{word!r} is not one of {', '.join(known)}")
+        return word
+
+    return check
+
+
+def bios(value: Any) -> str:
+    """Take a model's system text, lines and all (J4)."""
+    if type(value) is not str:
+        raise ValueError(f"needs a string, got {kind_of(value)}")
+    return checked_bios(value)
+
+
 def near(word: str, known: tuple[str, ...], *, otherwise: str = "") -> str:
     """Say which known word was meant, if one is near."""
     close = get_close_matches(word.lower(), known, n=1)
@@ -257,6 +280,9 @@ def checks(
             "commit_after_ms": ms(0),
             "keepalive_ms": ms(0),
             "suspect_after": whole(1, 1_000),
+            "signals_max": whole(1, 1_000),
+            "tool_calls_max": whole(0, 1_000_000),
+            "result_ttl_ms": ms(0),
             "thinking_signature": signature,
         },
         "waits": {
@@ -280,5 +306,13 @@ def checks(
             "settle_ms": ms(0),
             "api_key_env": set_variable(environ),
         },
-        "models": {"aliases": texts(), "fallback": text},
+        "models": {
+            "aliases": texts(),
+            "fallback": text,
+            "thinking_max_tokens": whole(0),
+            "bios": bios,
+            "tool_parse_error": one_of(("fail", "signal")),
+            "exit_tools": texts(one_of(SIGNALS)),
+            "loop_repeats_max": whole(0, 1_000_000),
+        },
     }

@@ -28,6 +28,12 @@ def read(source: str, **environ: str) -> Settings:
     return parse(source, environ=environ, directory=HERE)
 
 
+BIOS = """Tools:
+{tools}
+Call one with {"tool_calls": [{"name": "x", "arguments": {}}]} alone.
+"""
+
+
 def faults(source: str, **environ: str) -> list[str]:
     with pytest.raises(ConfigInvalid) as caught:
         read(source, **environ)
@@ -74,6 +80,9 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
         commit_after_ms = 8
         keepalive_ms = 900
         suspect_after = 4
+        signals_max = 5
+        tool_calls_max = 6
+        result_ttl_ms = 7
         thinking_signature = "opaque"
 
         [waits]
@@ -100,6 +109,15 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
         [models.m]
         aliases = ["gpt-4o", "*"]
         fallback = "n"
+        thinking_max_tokens = 0
+        bios = '''
+Tools:
+{tools}
+Call one with {"tool_calls": [{"name": "x", "arguments": {}}]} alone.
+'''
+        tool_parse_error = "signal"
+        exit_tools = ["POLICY_RISK", "LOW_CONFIDENCE"]
+        loop_repeats_max = 20
     """
 
     settings = parse(source, environ={"GPU_KEY": "sk-1"}, directory=tmp_path)
@@ -125,6 +143,9 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
             commit_after_ms=8,
             keepalive_ms=900,
             suspect_after=4,
+            signals_max=5,
+            tool_calls_max=6,
+            result_ttl_ms=7,
             thinking_signature="opaque",
         ),
         waits=WaitSettings(
@@ -150,7 +171,17 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
                 api_key_env="GPU_KEY",
             ),
         ),
-        models={"m": ModelSettings(aliases=("gpt-4o", "*"), fallback="n")},
+        models={
+            "m": ModelSettings(
+                aliases=("gpt-4o", "*"),
+                fallback="n",
+                thinking_max_tokens=0,
+                bios=BIOS,
+                tool_parse_error="signal",
+                exit_tools=("POLICY_RISK", "LOW_CONFIDENCE"),
+                loop_repeats_max=20,
+            )
+        },
     )
 
 
@@ -512,6 +543,33 @@ MODELS = WORKER + 'models = ["m", "n"]\n'
 )
 def test_d2_names_of_models_must_not_collide(source: str, says: str) -> None:
     assert fault(MODELS + source).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('bios = "Use {tools}."', "models.m.bios: must show the model the key"),
+        ('bios = "Use the tools."', "models.m.bios: needs {tools} once"),
+        ('bios = "{tools} {today}"', "models.m.bios: {today} is no place"),
+        ('bios = ""', "models.m.bios: needs a text that is not empty"),
+        ("bios = 3", "models.m.bios: needs a string, got a whole number"),
+        ("thinking_max_tokens = -1", "models.m.thinking_max_tokens: needs at least 0"),
+        (
+            'exit_tools = ["POLICY_RISK", "LOOP_DETECTED"]',
+            "models.m.exit_tools[1]: 'LOOP_DETECTED' is not one of LOW_CONFIDENCE, ",
+        ),
+        (
+            'tool_parse_error = "ignore"',
+            "models.m.tool_parse_error: 'ignore' is not one of fail, signal",
+        ),
+        (
+            'tool_parse_error = "signal"',
+            "models.m.tool_parse_error: without a bios no call is parsed",
+        ),
+    ],
+)
+def test_j4_what_a_model_is_told_is_checked_with_its_path(line: str, says: str) -> None:
+    assert fault(f"{WORKER}[models.m]\n{line}").startswith(says)
 
 
 def test_d2_a_worker_that_tells_its_models_later_may_have_any() -> None:
