@@ -16,6 +16,8 @@ class Grant:
 
     assignment: AssignmentId
     worker: WorkerId
+    slot: int | None = None
+    """The engine's slot that it is pinned to; None: the engine chooses (W2)."""
 
 
 @attrs.frozen

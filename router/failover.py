@@ -18,14 +18,17 @@ UNCHARGED: Final = frozenset(
     {
         FaultKind.CONNECT,
         FaultKind.STREAM_CLOSED_EARLY,
+        FaultKind.SERVER_DIED,
         FaultKind.WORKER_RESTARTED,
         FaultKind.DRAINED,
     }
 )
 
-#: The engine was told nothing, or ended the work by its own word: its slot is
-#: free at once (S3). So is one whose engine answered with a status.
-_OVER_AT_ONCE: Final = frozenset({FaultKind.CONNECT, FaultKind.ENGINE_ABORT})
+#: The engine was told nothing, ended the work by its own word, or is no more: its
+#: slot is free at once (S3). So is one whose engine answered with a status.
+_OVER_AT_ONCE: Final = frozenset(
+    {FaultKind.CONNECT, FaultKind.ENGINE_ABORT, FaultKind.SERVER_DIED}
+)
 
 
 def over_at_once(fault: Fault) -> bool:

@@ -22,7 +22,7 @@ from router.fence import Fence
 from router.fence import State as FenceState
 from router.ids import AssignmentId, RequestId, WorkerId
 from router.lifecycle import COMING, Event, State
-from router.messages import Discovery
+from router.messages import Discovery, Probe
 from router.placement import choose
 from router.settings import RouterSettings, WaitSettings
 from router.waitingroom import WaitingRoom
@@ -96,13 +96,21 @@ class Fleet:
         slots: int | None = None,
         models: tuple[str, ...] = (),
         settle_s: float = 0.0,
+        pin_slots: bool = False,
     ) -> None:
         """Take *worker* in; it serves once a probe answers.
 
         Raises:
             LocalError: the name is taken.
         """
-        self._crew.add(worker, now, slots=slots, models=models, settle_s=settle_s)
+        self._crew.add(
+            worker,
+            now,
+            slots=slots,
+            models=models,
+            settle_s=settle_s,
+            pin_slots=pin_slots,
+        )
 
     def answered(self, worker: WorkerId, found: Discovery, now: float) -> list[Command]:
         """A probe found *worker* ready and learned what it is (L9)."""
@@ -134,6 +142,29 @@ class Fleet:
         if event is Event.REMOVE:
             self._crew.retire(member)
         out: list[Command] = []
+        self._after(member, now, out, named)
+        return out
+
+    def down(
+        self, worker: WorkerId, probe: Probe, event: Event, now: float
+    ) -> list[Command]:
+        """The process of *worker* is not up: it comes up again, or can't (L8).
+
+        Its slots went with it: what runs on them ends, what settles has settled.
+        """
+        member = self.members[worker]
+        named = dict(member.models)
+        # First of all, so that no waiter is sent after those that end here.
+        member.life.fire(event, now, reason=probe.reason, detail=probe.detail)
+        member.started_at = None
+        if member.seen:
+            member.distrust()
+        fault = Fault(
+            FaultKind.SERVER_DIED, probe.died or "The worker's process ended."
+        )
+        out = self.cut(worker, fault, now)
+        for assignment in list(member.settling):
+            member.settled(assignment)
         self._after(member, now, out, named)
         return out
 
@@ -376,7 +407,7 @@ class Fleet:
         entry.load_by = INF
         self._grants += 1
         member.last_grant = self._grants
-        out.append(Grant(assignment, member.id))
+        out.append(Grant(assignment, member.id, member.pins.get(assignment)))
 
     def _dispatch(self, member: Member, now: float, out: list[Command]) -> None:
         """Hand *member*'s free permits to whoever is next."""

@@ -16,7 +16,7 @@ from router.words import Word
 class State(Word):
     """What may be asked of a worker."""
 
-    #: Never seen ready yet.
+    #: Never seen ready yet, or its process is coming up again.
     STARTING = "starting"
     #: It answers, and is loading its model: waited for, not punished (L2).
     LOADING = "loading"
@@ -41,6 +41,8 @@ class Event(Word):
     ANSWERED = "answered"
     #: A probe or a request was told that the model is loading.
     LOADS = "loads"
+    #: The process that we keep for it is down, and comes up by itself (L8).
+    RESTARTS = "restarts"
     #: A probe was missed, for good reason to believe it (L3).
     MISSED = "missed"
     #: It refuses our key, or its slots do not fit our configuration.
@@ -61,6 +63,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         **_LEAVING,
         Event.ANSWERED: State.READY,
         Event.LOADS: State.LOADING,
+        Event.RESTARTS: State.STARTING,
         Event.MISSED: State.STARTING,
         Event.UNFIT: State.FAILED,
         # What it ran before it was drained and undrained may still end.
@@ -71,6 +74,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         **_LEAVING,
         Event.ANSWERED: State.READY,
         Event.LOADS: State.LOADING,
+        Event.RESTARTS: State.STARTING,
         Event.MISSED: State.LOST,
         Event.UNFIT: State.FAILED,
         # What was sent before it began to load may still end either way.
@@ -81,6 +85,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         **_LEAVING,
         Event.ANSWERED: State.READY,
         Event.LOADS: State.LOADING,
+        Event.RESTARTS: State.STARTING,
         Event.MISSED: State.LOST,
         Event.UNFIT: State.FAILED,
         Event.FAULTED: State.SUSPECT,
@@ -91,6 +96,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         # Its probes were fine all along: only a request clears it (L4).
         Event.ANSWERED: State.SUSPECT,
         Event.LOADS: State.LOADING,
+        Event.RESTARTS: State.STARTING,
         Event.MISSED: State.LOST,
         Event.UNFIT: State.FAILED,
         Event.FAULTED: State.SUSPECT,
@@ -99,6 +105,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     State.DRAINING: {
         Event.ANSWERED: State.DRAINING,
         Event.LOADS: State.DRAINING,
+        Event.RESTARTS: State.DRAINING,
         Event.MISSED: State.DRAINING,
         Event.UNFIT: State.DRAINING,
         Event.FAULTED: State.DRAINING,
@@ -112,6 +119,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         **_LEAVING,
         Event.ANSWERED: State.READY,
         Event.LOADS: State.LOADING,
+        Event.RESTARTS: State.STARTING,
         Event.MISSED: State.LOST,
         Event.UNFIT: State.FAILED,
         Event.FAULTED: State.LOST,
@@ -121,6 +129,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         **_LEAVING,
         Event.ANSWERED: State.READY,
         Event.LOADS: State.LOADING,
+        Event.RESTARTS: State.STARTING,
         Event.MISSED: State.LOST,
         Event.UNFIT: State.FAILED,
         Event.FAULTED: State.FAILED,

@@ -204,6 +204,8 @@ class SlotView:
     """None where the engine does not say."""
     processing: int
     """Slots at work now."""
+    busy: frozenset[int] | None = None
+    """Numbers of the slots at work; None where the engine does not name them."""
 
 
 @attrs.frozen
@@ -232,6 +234,10 @@ class ProbeResult(Enum):
     #: No answer in time, or a useless one: soft evidence (L3).
     SILENT = "silent"
     UNAUTHORIZED = "unauthorized"
+    #: The process that we keep for it is coming up, again or for the first time.
+    STARTING = "starting"
+    #: Nothing can come of it until somebody mends it: see the reason.
+    UNFIT = "unfit"
 
 
 @attrs.frozen
@@ -243,3 +249,7 @@ class Probe:
     """For people: why, without addresses or keys."""
     discovery: Discovery | None = None
     """Set when ANSWERED."""
+    reason: str | None = None
+    """A stable code, where the state's own is too coarse (L2)."""
+    died: str = ""
+    """For clients: how the process ended that all that was on it ended with."""

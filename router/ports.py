@@ -6,7 +6,7 @@ calls (DESIGN, rule 1). None of them raises a worker's or a client's fault
 into its caller, ``Worker.open`` alone excepted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NoReturn, Protocol
 
@@ -145,9 +145,19 @@ class Worker(Protocol):
     """Seconds its engine needs to notice a closed request (S3)."""
     settles_by_probe: bool
     """Can ``slot_view`` show that a slot is free again?"""
+    works: bool | None
+    """Have its processes used CPU time of late? None: it can't be told. Looked
+    at when ``slot_view`` or ``alive`` has returned (W10)."""
 
-    def open(self, assignment: AssignmentId, job: Job, delivery: Delivery) -> Source:
-        """Start one attempt.
+    def open(
+        self,
+        assignment: AssignmentId,
+        job: Job,
+        delivery: Delivery,
+        *,
+        slot: int | None = None,
+    ) -> Source:
+        """Start one attempt, pinned to the engine's *slot* where one is given.
 
         Raises:
             WorkerFailed: it could not even start (CONNECT).
@@ -172,3 +182,16 @@ class Worker(Protocol):
         """Count the prompt tokens of a chat job, images left out, with the
         engine's own tokenizer; None: it did not say. A checkpoint that needs
         no slot. The caller bounds its time (M8)."""
+
+
+class Process(Protocol):
+    """The process of a worker that the router runs itself (L6-L8)."""
+
+    def status(self) -> Mapping[str, object]:
+        """Show it: pid, restarts, last line, cause. Fit for JSON."""
+
+    def retry(self) -> None:
+        """An operator has looked into it: wait no longer, forget past crashes."""
+
+    def hurry(self) -> None:
+        """Give it no more time to end by itself, now and later."""

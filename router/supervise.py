@@ -15,13 +15,13 @@ import trio
 
 from router.commands import Command
 from router.fleet import Fleet
-from router.ids import WorkerId
+from router.ids import AssignmentId, WorkerId
 from router.lifecycle import COMING, SERVING, Event, State
 from router.messages import Probe, ProbeResult, SlotView
 from router.ports import Worker
 from router.settings import WaitSettings
 from router.tally import Tally
-from router.waiting import WaitState, classify
+from router.waiting import Grid, WaitState, classify
 
 log: Final = logging.getLogger("fencepost.workers")
 
@@ -50,8 +50,12 @@ class Silent(Protocol):
     def partial_head(self) -> bool:
         """Part of a head has come."""
 
-    def polled(self, state: WaitState) -> None:
-        """Take one tick's verdict (W3-W5)."""
+    @property
+    def assignment(self) -> AssignmentId:
+        """Its attempt on this worker."""
+
+    def polled(self, state: WaitState, polls: int) -> None:
+        """Take what *polls* ticks showed, mostly one (W3-W5)."""
 
 
 class Shell(Protocol):
@@ -108,6 +112,16 @@ class Keeper:
     def check(self) -> None:
         """Probe at once. Not a checkpoint."""
         self._check.set()
+
+    def told(self, probe: Probe) -> None:
+        """Take what the worker itself knows first: its process ended, or starts.
+
+        Not a checkpoint: when it returns, all that ran there has ended.
+        """
+        if self.worker.id in self._fleet.members and self._state() is not State.GONE:
+            self._learn(probe, trio.current_time())
+            self.last_probe = probe
+            self._check.set()
 
     def settle(self) -> None:
         """A permit has begun to settle. Not a checkpoint."""
@@ -170,6 +184,10 @@ class Keeper:
                     reason="unauthorized",
                     detail=probe.detail,
                 )
+            case ProbeResult.STARTING:
+                commands = self._fleet.down(worker, probe, Event.RESTARTS, now)
+            case ProbeResult.UNFIT:
+                commands = self._fleet.down(worker, probe, Event.UNFIT, now)
             case ProbeResult.REFUSED:
                 commands = learned(worker, Event.MISSED, now, detail=probe.detail)
             case _:
@@ -221,16 +239,15 @@ class Keeper:
 
     async def _poll(self) -> None:
         """Classify every silent request of this worker on a fixed grid (W2)."""
-        tick = trio.current_time()
+        grid = Grid(trio.current_time(), self._poll_s)
         while True:
-            tick += self._poll_s
-            await trio.sleep_until(tick)
-            silent = self._silent()
-            if not silent:
+            await trio.sleep_until(grid.next(trio.current_time()))
+            waiting = self._shell.silent(self.worker.id)
+            if not waiting:
                 continue
             slots: SlotView | None = None
             alive: bool | None = None
-            if any(not s.partial_head for s in silent):
+            if any(not s.partial_head for s in waiting):
                 with trio.move_on_after(self._poll_s):
                     if self.worker.settles_by_probe:
                         slots = await self.worker.slot_view()
@@ -239,27 +256,24 @@ class Keeper:
             if not self.worker.settles_by_probe:
                 alive = bool(alive)
             member = self._fleet.members[self.worker.id]
-            still = set(map(id, self._silent()))
-            for waiting in silent:
-                # Its head may have come, or its client gone, while we asked.
-                if id(waiting) in still:
-                    waiting.polled(
-                        classify(
-                            waiting.partial_head,
-                            slots,
-                            alive,
-                            len(member.held),
-                            member.slots,
-                        )
-                    )
-
-    def _silent(self) -> list[Silent]:
-        """List who has been silent for this tick: half a poll or more, so that
-        a budget ends within half a poll of its time."""
-        since = trio.current_time() - self._poll_s / 2
-        return [
-            s for s in self._shell.silent(self.worker.id) if s.silent_since <= since
-        ]
+            # By now a head may have come, a client may have gone, and who began
+            # while nothing was answered has seen that silence too.
+            now = trio.current_time()
+            silent = {s.assignment: s for s in self._shell.silent(self.worker.id)}
+            for assignment, polls in grid.owed(
+                {a: s.silent_since for a, s in silent.items()}, now
+            ).items():
+                one = silent[assignment]
+                state = classify(
+                    one.partial_head,
+                    slots,
+                    alive,
+                    len(member.held),
+                    member.slots,
+                    pinned=member.pins.get(assignment),
+                    works=self.worker.works,
+                )
+                one.polled(state, polls)
 
     # --- permits that settle -----------------------------------------------
 
@@ -285,7 +299,9 @@ class Keeper:
         member = self._fleet.members[self.worker.id]
         now = trio.current_time()
         waiting = [a for a, since in member.settling.items() if since <= asked_at]
-        if view is not None:
+        if view is not None and view.busy is not None and member.pin_slots:
+            free = [a for a in waiting if member.pins.get(a) not in view.busy]
+        elif view is not None:
             # Work beyond our live assignments may be what we let go, or may be
             # a foreign client's: believe the worse (B04).
             still = max(0, view.processing - len(member.held))

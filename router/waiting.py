@@ -1,6 +1,6 @@
 """Silence before the first byte: what it means and how long it may last.
 
-`classify` says what one probe shows (W2, W8); `Wait` adds up the time in one
+`classify` says what one probe shows (W2, W8, W10); `Wait` adds up the time in one
 state without a break and ends it at that state's budget (W3, W4). Both are
 pure functions of what they are given: the grid of polls and the probes
 themselves are the caller's (W9).
@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from router.errors import Fault, FaultKind, LocalError
+from router.ids import AssignmentId
 from router.messages import SlotView
 
 
@@ -42,8 +43,11 @@ def classify(
     alive: bool | None,
     ours: int,
     slots: int | None,
+    *,
+    pinned: int | None = None,
+    works: bool | None = None,
 ) -> WaitState:
-    """Tell what one tick of silence is (W2, W8).
+    """Tell what one tick of silence is (W2, W8, W10).
 
     Args:
         partial_head: part of a head has come, so no probe is needed.
@@ -52,7 +56,24 @@ def classify(
             None: the slot probe decides.
         ours: our assignments on that worker, this one among them.
         slots: its number of slots, where *probe* does not say it.
+        pinned: the number of the engine slot that this request is pinned to.
+        works: whether its processes have used CPU time of late; None: nobody
+            can tell. Their doing nothing turns busy into idle.
     """
+    state = _shown(partial_head, probe, alive, ours, slots, pinned)
+    if state is WaitState.BUSY and works is False:
+        return WaitState.IDLE
+    return state
+
+
+def _shown(
+    partial_head: bool,
+    probe: SlotView | None,
+    alive: bool | None,
+    ours: int,
+    slots: int | None,
+    pinned: int | None,
+) -> WaitState:
     if partial_head:
         return WaitState.IDLE
     if alive is not None:
@@ -60,6 +81,9 @@ def classify(
         return WaitState.BUSY if alive else WaitState.UNAVAILABLE
     if probe is None:
         return WaitState.UNAVAILABLE
+    if pinned is not None and probe.busy is not None:
+        # Whoever has it: an entry that is missing is not at work either.
+        return WaitState.BUSY if pinned in probe.busy else WaitState.IDLE
     total = slots if probe.total is None else probe.total
     if total is not None and probe.processing >= total:
         return WaitState.BUSY
@@ -96,11 +120,59 @@ class Stretch:
     polls: int
 
 
-def advance(previous: Stretch | None, seen: WaitState) -> Stretch:
-    """Add one poll: the same state grows, another begins at one (W3)."""
+def advance(previous: Stretch | None, seen: WaitState, polls: int = 1) -> Stretch:
+    """Add *polls* that showed the same: a state grows, another begins anew (W3)."""
     if previous is None or previous.state is not seen:
-        return Stretch(seen, 1)
-    return Stretch(seen, previous.polls + 1)
+        return Stretch(seen, polls)
+    return Stretch(seen, previous.polls + polls)
+
+
+class Grid:
+    """Which ticks each silent attempt still owes a verdict on.
+
+    An attempt owes those at which it has been silent for half a poll or more,
+    so that a budget ends within half a poll of its time wherever it began. A
+    probe that hung until the next tick is the verdict on both.
+    """
+
+    def __init__(self, start: float, poll: float) -> None:
+        """*start*: seconds at which tick 0 is; then one each *poll* seconds."""
+        self._start = start
+        self._poll = poll
+        self._asked = 0
+        #: The last tick of each attempt that a verdict was given on.
+        self._judged: dict[AssignmentId, int] = {}
+
+    def _tick(self, now: float) -> int:
+        return math.floor((now - self._start) / self._poll + 1e-6)
+
+    def next(self, now: float) -> float:
+        """Give the time of the next tick to ask at: another at each call, and one
+        that is just over rather than one that is to come."""
+        self._asked = max(self._asked + 1, self._tick(now))
+        return self._start + self._asked * self._poll
+
+    def owed(
+        self, silent: Mapping[AssignmentId, float], now: float
+    ) -> dict[AssignmentId, int]:
+        """Give the ticks that each attempt owes at *now*, if any; they are then
+        settled.
+
+        Args:
+            silent: each attempt, and the seconds since when it is silent.
+            now: seconds.
+        """
+        present = self._tick(now)
+        owed: dict[AssignmentId, int] = {}
+        judged: dict[AssignmentId, int] = {}
+        for assignment, since in silent.items():
+            late = self._tick(since + self._poll / 2)
+            before = max(late, self._judged.get(assignment, late))
+            judged[assignment] = max(before, present)
+            if present > before:
+                owed[assignment] = present - before
+        self._judged = judged
+        return owed
 
 
 class Wait:
@@ -130,12 +202,13 @@ class Wait:
         """Seconds in the present state without a break (W3)."""
         return 0.0 if self.stretch is None else self.stretch.polls * self._budgets.poll
 
-    def poll(self, seen: WaitState) -> WaitState | Fault:
-        """Take what one tick showed: the state, or the fault it has become.
+    def poll(self, seen: WaitState, polls: int = 1) -> WaitState | Fault:
+        """Take what one tick showed, or the *polls* that a probe without an
+        answer lasted: the state, or the fault it has become.
 
         A fault stays one for as long as the state repeats.
         """
-        self.stretch = advance(self.stretch, seen)
+        self.stretch = advance(self.stretch, seen, polls)
         if self.stretch.polls < self._limits[seen]:
             return seen
         kind, what = TIMEOUTS[seen]

@@ -52,6 +52,7 @@ class DirectWorker:
         report_bug: Callable[[str, Exception], None],
         trace: Callable[[AssignmentId], str | None] | None = None,
         tls: ssl.SSLContext | None = None,
+        explain: Callable[[DirectSource, Fault], bool] | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -63,6 +64,8 @@ class DirectWorker:
                 with its place in the code (L1).
             trace: gives an assignment's ``traceparent``, or None (X4).
             tls: for https; None: the system's certificate authorities.
+            explain: told of each failure before the engine is; True: it will
+                have the source report, at the latest when it knows more.
 
         Raises:
             ValueError: a setting is of no use; the message holds no secret.
@@ -82,6 +85,7 @@ class DirectWorker:
         self._recognised = settings.engine != "auto"
         self._slots = settings.slots or SLOTS
         self._trace = trace
+        self._explain = explain
         self._poll: Poll | None = None
         self._all: set[Upstream] = set()
         # Newest last: the first to be used again.
@@ -89,6 +93,7 @@ class DirectWorker:
         self._lingering: set[Upstream] = set()
         self._loose = trio.Event()
         self.report_bug = report_bug
+        self.works: bool | None = None
         self.settle_s = 0.0
         self.settles_by_probe = False
         self._take_on(self._engine)
@@ -96,7 +101,12 @@ class DirectWorker:
     # ---- ports.Worker ----
 
     def open(
-        self, assignment: AssignmentId, job: Job, delivery: Delivery
+        self,
+        assignment: AssignmentId,
+        job: Job,
+        delivery: Delivery,
+        *,
+        slot: int | None = None,
     ) -> DirectSource:
         """Start one attempt. Not a checkpoint; *delivery* is not called.
 
@@ -110,7 +120,7 @@ class DirectWorker:
             self,
             assignment,
             delivery,
-            self._request(assignment, job),
+            self._request(assignment, job, slot),
             now,
             early_head=self._engine.early_head,
             endpoint=job.endpoint,
@@ -229,6 +239,19 @@ class DirectWorker:
         """Try *address* last from now on: it did not connect."""
         self._resolver.doubt(address)
 
+    def failed(self, source: DirectSource, fault: Fault) -> None:
+        """Have *source* report its end."""
+        if self._explain is None or not self._explain(source, fault):
+            source.report(fault)
+
+    def lose(self, fault: Fault) -> None:
+        """End every attempt with *fault* and close every connection: the server
+        is no more, whoever still holds its sockets. Not a checkpoint."""
+        for upstream in list(self._all):
+            if isinstance(upstream.taker, DirectSource):
+                upstream.taker.lose(fault)
+            upstream.close()
+
     # ---- upstream.Home ----
 
     def parked(self, upstream: Upstream, now: float) -> None:
@@ -255,7 +278,9 @@ class DirectWorker:
 
     # ---- pieces ----
 
-    def _request(self, assignment: AssignmentId, job: Job) -> tuple[bytes, ...]:
+    def _request(
+        self, assignment: AssignmentId, job: Job, slot: int | None
+    ) -> tuple[bytes, ...]:
         """Write one attempt's request anew from its job (A3)."""
         engine = self._engine
         body = build_body(
@@ -264,6 +289,7 @@ class DirectWorker:
             budget_field=engine.budget_field,
             images=engine.sees_images,
             sampling_fields=engine.sampling_fields,
+            slot=slot if engine.pins_slots else None,
         )
         name = str(assignment)
         if not _is_field_value(name):

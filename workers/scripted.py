@@ -136,6 +136,7 @@ class ScriptedSource:
     paused: bool = False
     index: int = 0
     closed_at: float | None = None
+    slot: int | None = None
     _room: trio.Event = attrs.field(factory=trio.Event)
 
     def pause(self) -> None:
@@ -196,6 +197,7 @@ class ScriptedWorker:
         self.discovery = Discovery(models, slots, 4096, "scripted")
         self.slots_shown: SlotView | None = None
         self.lives = True
+        self.works: bool | None = None
         self.counts: int | None = None
         self.dead = False
         self.probes = 0
@@ -203,7 +205,12 @@ class ScriptedWorker:
         self._nursery: trio.Nursery | None = None
 
     def open(
-        self, assignment: AssignmentId, job: Job, delivery: Delivery
+        self,
+        assignment: AssignmentId,
+        job: Job,
+        delivery: Delivery,
+        *,
+        slot: int | None = None,
     ) -> ScriptedSource:
         """See ``ports.Worker``. Not a checkpoint."""
         steps = self.script(assignment, job)
@@ -211,7 +218,7 @@ class ScriptedWorker:
         if refused or self.dead or self._nursery is None:
             raise WorkerFailed(Fault(FaultKind.CONNECT, "connection refused"))
         now = trio.current_time()
-        source = ScriptedSource(assignment, delivery, steps, now, now)
+        source = ScriptedSource(assignment, delivery, steps, now, now, slot=slot)
         self.sources.append(source)
         self._nursery.start_soon(self._play, source)
         return source

@@ -49,6 +49,10 @@ class Dialler(Protocol):
     def doubt(self, address: Address) -> None:
         """Try *address* last from now on: it did not connect."""
 
+    def failed(self, source: "DirectSource", fault: Fault) -> None:
+        """Have *source* report *fault*, or another that explains it better; at
+        once or a little later. It holds no connection any more."""
+
 
 class DirectSource:
     """Implements ``ports.Source`` over one connection at a time."""
@@ -66,6 +70,7 @@ class DirectSource:
         "_heard",
         "_parser",
         "_reader",
+        "_reported",
         "_request",
         "_tried",
         "_upstream",
@@ -117,6 +122,7 @@ class DirectSource:
         self._events = Parser()
         self._gathered = bytearray()
         self._accepted = False
+        self._reported = False
         #: A byte of the answer has come: no other connection will be tried.
         self._heard = False
         #: Addresses dialled; the last one may still connect.
@@ -209,8 +215,22 @@ class DirectSource:
         self.phase = _CLOSED
         self._upstream = None
         self._request = ()
+        self._reported = True
         if upstream is not None:
             upstream.close()
+
+    # ---- the worker's calls ----
+
+    def report(self, fault: Fault) -> None:
+        """Tell the engine that the attempt is over, unless it knows by now."""
+        if not self._reported:
+            self._reported = True
+            self._delivery.failed(self._assignment, fault)
+
+    def lose(self, fault: Fault) -> None:
+        """End the attempt: its server is no more."""
+        self._let_go(trio.current_time(), reusable=False)
+        self.report(fault)
 
     # ---- the connection's calls ----
 
@@ -448,7 +468,7 @@ class DirectSource:
 
     def _fail(self, fault: Fault, now: float, *, reusable: bool = False) -> None:
         self._let_go(now, reusable=reusable)
-        self._delivery.failed(self._assignment, fault)
+        self._dialler.failed(self, fault)
 
     def _let_go(self, now: float, *, reusable: bool) -> None:
         """Part with the connection before the engine hears of the end: it may

@@ -40,6 +40,7 @@ class Crew:
         slots: int | None,
         models: tuple[str, ...],
         settle_s: float,
+        pin_slots: bool = False,
     ) -> None:
         """Take *worker* in.
 
@@ -49,7 +50,7 @@ class Crew:
         if worker in self.members:
             raise LocalError(f"worker {worker} added twice")
         self.members[worker] = Member(
-            worker, Lifecycle(now), settle_s, slots, models, now
+            worker, Lifecycle(now), settle_s, slots, models, now, pin_slots
         )
         self._reindex()
 

@@ -4,6 +4,8 @@ Rule 1: a permit is in exactly one of ``held`` and ``settling`` until it is
 back (S2). Rule 2: no HTTP, no Trio, no clock of its own. Rules S1, S3, S6, S7.
 """
 
+from itertools import count
+
 import attrs
 
 from router.errors import LocalError
@@ -19,7 +21,8 @@ class Member:
     """One worker in the fleet.
 
     Invariants: ``len(held) + len(settling) <= slots`` at every grant (S1);
-    ``ghosts`` is a part of ``settling``.
+    ``ghosts`` is a part of ``settling``; no number is in ``pins`` twice, and all
+    are below ``slots``.
     """
 
     id: WorkerId
@@ -30,6 +33,8 @@ class Member:
     """What the operator configured."""
     wanted_models: tuple[str, ...]
     added_at: float
+    pin_slots: bool = False
+    """Each permit names a slot of the engine (W2)."""
     slots: int = attrs.field(init=False)
     models: dict[str, None] = attrs.field(init=False)
     """Names it serves, its own id first; kept while it is lost (O6)."""
@@ -40,6 +45,8 @@ class Member:
     held: dict[AssignmentId, None] = attrs.field(factory=dict, init=False)
     settling: dict[AssignmentId, float] = attrs.field(factory=dict, init=False)
     """Assignment to the time its upstream was let go; oldest first."""
+    pins: dict[AssignmentId, int] = attrs.field(factory=dict, init=False)
+    """Engine slot of each permit that is out, settling ones included."""
     ghosts: set[AssignmentId] = attrs.field(factory=set, init=False)
     ramp: int | None = attrs.field(default=None, init=False)
     """Limit while it wins trust back (S7); None: full trust."""
@@ -86,6 +93,9 @@ class Member:
         if self.busy >= self.limit or assignment in self.held:
             raise LocalError(f"{self.id}: no permit for {assignment}")
         self.held[assignment] = None
+        if self.pin_slots:
+            out = set(self.pins.values())
+            self.pins[assignment] = next(n for n in count() if n not in out)
 
     def give_back(self, assignment: AssignmentId) -> None:
         """The engine is done with *assignment*.
@@ -96,6 +106,7 @@ class Member:
         if assignment not in self.held:
             raise LocalError(f"{self.id}: permit of {assignment} comes back twice")
         del self.held[assignment]
+        self.pins.pop(assignment, None)
 
     def let_go(self, assignment: AssignmentId, now: float) -> None:
         """The upstream was closed early: the permit stays out to settle (S3).
@@ -103,8 +114,12 @@ class Member:
         Raises:
             LocalError: its permit is not held (S2).
         """
+        pin = self.pins.get(assignment)
         self.give_back(assignment)
         self.settling[assignment] = now
+        if pin is not None:
+            # Its slot is still at work for it.
+            self.pins[assignment] = pin
 
     def settled(self, assignment: AssignmentId) -> float:
         """The slot is free again; return since when it was settling.
@@ -115,6 +130,7 @@ class Member:
         if assignment not in self.settling:
             raise LocalError(f"{self.id}: {assignment} is not settling")
         self.ghosts.discard(assignment)
+        self.pins.pop(assignment, None)
         return self.settling.pop(assignment)
 
     def trust(self) -> None:

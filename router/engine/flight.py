@@ -155,7 +155,7 @@ class Flight:
         self._receiver.routed(grant.worker, assignment.attempt)
         try:
             self.source = self._router.workers[grant.worker].open(
-                assignment, self.job, self
+                assignment, self.job, self, slot=grant.slot
             )
         except WorkerFailed as failed:
             self.failed(assignment, failed.fault)
@@ -230,6 +230,8 @@ class Flight:
     def accepted(self, assignment: AssignmentId) -> None:
         """See ``ports.Delivery``."""
         self._router.fleet.accepted(assignment)
+        if assignment == self.fence.owner:
+            self.wait_state = None
 
     def progress(self, assignment: AssignmentId) -> None:
         """See ``ports.Delivery``."""
@@ -345,11 +347,13 @@ class Flight:
         self._grant = grant
         self._bell.ring()
 
-    def lost(self, assignment: AssignmentId) -> None:
-        """The fleet has ended *assignment*: close its upstream."""
+    def lost(self, assignment: AssignmentId, fault: Fault) -> None:
+        """The fleet has ended *assignment* with *fault*: close its upstream."""
         if self._grant is not None and self._grant.assignment == assignment:
             self._grant = None
         self._close_source()
+        if self.request in self._router.fleet.requests:
+            self._router.tally.failovers[fault.kind.value] += 1
 
     def refused(self, fault: Fault) -> None:
         """The fleet has ended the request; tell the client (A3)."""
@@ -388,15 +392,32 @@ class Flight:
         return inf if self.source is None else self.source.last_byte_at
 
     @property
+    def assignment(self) -> AssignmentId:
+        """Its present attempt.
+
+        Raises:
+            LocalError: it has none.
+        """
+        owner = self.fence.owner
+        if owner is None:
+            raise LocalError(f"{self.request} is nowhere")
+        return owner
+
+    @property
     def partial_head(self) -> bool:
         """Part of a head has come."""
         return self.source is not None and self.source.partial_head
 
-    def polled(self, state: WaitState) -> None:
-        """Take one tick of the silence before the head (W3-W5)."""
+    @property
+    def waited(self) -> float:
+        """Seconds that ``wait_state`` has lasted without a break (W3)."""
+        return 0.0 if self._wait is None else self._wait.lasted
+
+    def polled(self, state: WaitState, polls: int) -> None:
+        """Take *polls* of the silence before the head, mostly one (W3-W5)."""
         if self._wait is None:
             self._wait = Wait(self._router.limits.budgets)
-        verdict = self._wait.poll(state)
+        verdict = self._wait.poll(state, polls)
         self.wait_state = state
         self._router.tally.waits[state.value] += 1
         if isinstance(verdict, Fault):

@@ -9,7 +9,9 @@ from typing import Any
 
 from router.crew import Member
 from router.engine.flight import Flight
+from router.ports import Process
 from router.supervise import Keeper
+from router.waiting import WaitState
 
 
 class Receipts:
@@ -58,7 +60,8 @@ def flight_record(flight: Flight, now: float) -> dict[str, object]:
         record["verdicts"] = flight.verdicts
     if flight.wait_state is not None:
         record["waiting"] = flight.wait_state.value
-        record["slot_busy"] = flight.wait_state.value == "busy"
+        record["waiting_s"] = flight.waited
+        record["slot_busy"] = flight.wait_state is WaitState.BUSY
     if flight.outcome is not None:
         record["closed_by"] = flight.closed_by
         record["phase_at_end"] = flight.phase_at_end
@@ -72,8 +75,10 @@ def _since(born: float, at: float | None) -> float | None:
     return None if at is None else round(at - born, 6)
 
 
-def member_status(member: Member, keeper: Keeper | None, now: float) -> dict[str, Any]:
-    """Describe one worker at *now*."""
+def member_status(
+    member: Member, keeper: Keeper | None, process: Process | None, now: float
+) -> dict[str, Any]:
+    """Describe one worker at *now*, and its *process* where that is ours."""
     life = member.life
     probe = keeper.last_probe if keeper is not None else None
     found = probe.discovery if probe is not None else None
@@ -94,4 +99,5 @@ def member_status(member: Member, keeper: Keeper | None, now: float) -> dict[str
         "ghosts": len(member.ghosts),
         "faults_in_a_row": member.faults,
         "rests_s": max(0.0, round(member.rest_until - now, 3)),
+        "process": None if process is None else dict(process.status()),
     }

@@ -27,7 +27,7 @@ from router.ids import RequestId, WorkerId
 from router.lifecycle import Event, State
 from router.messages import Job
 from router.openai.fields import OWNED
-from router.ports import Receiver, SourcePhase, Worker
+from router.ports import Process, Receiver, SourcePhase, Worker
 from router.settings import Settings
 from router.supervise import Keeper
 from router.tally import Tally
@@ -84,6 +84,7 @@ class Router:
         self._rng = rng
         self._catalog = Catalog(settings.models)
         self._keepers: dict[WorkerId, Keeper] = {}
+        self._processes: dict[WorkerId, Process] = {}
         self._receipts = Receipts(RECEIPTS_MAX)
         self._refusal: Fault | None = None
         self._created = time.time_ns() // 1_000_000_000
@@ -261,7 +262,9 @@ class Router:
             "ready": self.ready,
             "stopping": self._refusal is not None,
             "workers": [
-                member_status(m, self._keepers.get(m.id), now)
+                member_status(
+                    m, self._keepers.get(m.id), self._processes.get(m.id), now
+                )
                 for m in self.fleet.members.values()
             ],
             "queues": self.fleet.room.depths(),
@@ -303,6 +306,9 @@ class Router:
         member = self.fleet.members.get(WorkerId(worker))
         if member is None or member.life.state is not State.DRAINING:
             return False
+        process = self._processes.get(member.id)
+        if process is not None:
+            process.retry()
         return self._steer(worker, Event.UNDRAIN)
 
     def cut(self, worker: str) -> bool:
@@ -332,20 +338,42 @@ class Router:
         for flight in list(self.flights.values()):
             flight.cancel(fault)
 
+    def hurry(self) -> None:
+        """Give no process of ours more time to end by itself, now and later."""
+        for process in self._processes.values():
+            process.hurry()
+
     # --- workers -----------------------------------------------------------
 
     def add(
-        self, worker: Worker, *, slots: int | None, models: tuple[str, ...]
+        self,
+        worker: Worker,
+        *,
+        slots: int | None,
+        models: tuple[str, ...],
+        pin_slots: bool = False,
+        process: Process | None = None,
     ) -> Keeper:
-        """Take *worker* into the fleet; its keeper must then be run."""
+        """Take *worker* into the fleet; its keeper must then be run.
+
+        Args:
+            worker: the adapter.
+            slots: as configured; None: what the engine says.
+            models: as configured; empty: what the engine says.
+            pin_slots: each request is pinned to one slot of the engine (W2).
+            process: what runs the worker, where that is us.
+        """
         self.fleet.add_worker(
             worker.id,
             trio.current_time(),
             slots=slots,
             models=models,
             settle_s=worker.settle_s,
+            pin_slots=pin_slots,
         )
         self.workers[worker.id] = worker
+        if process is not None:
+            self._processes[worker.id] = process
         keeper = Keeper(worker, self, self.settings.waits, self._rng)
         self._keepers[worker.id] = keeper
         return keeper
@@ -384,8 +412,8 @@ class Router:
                     self.flights[assignment.request].granted(command)
                 case Refuse(request=request, fault=fault):
                     self.flights[request].refused(fault)
-                case Lose(assignment=assignment):
-                    self.flights[assignment.request].lost(assignment)
+                case Lose(assignment=assignment, fault=fault):
+                    self.flights[assignment.request].lost(assignment, fault)
                 case Settle(worker=worker):
                     self._keepers[worker].settle()
                 case Check(worker=worker):

@@ -126,6 +126,7 @@ def build_body(
     budget_field: str | None = BUDGET,
     images: bool = True,
     sampling_fields: Mapping[str, str] = OPENAI_FIELDS,
+    slot: int | None = None,
 ) -> bytes:
     """Write the request that a worker is sent for *job*.
 
@@ -140,6 +141,7 @@ def build_body(
             a note in the place of each (B69).
         sampling_fields: its names for those of ``VARYING`` that it knows; the
             others are left out (J3).
+        slot: llama-server's slot that the request is pinned to; None: any (W2).
     """
     body: dict[str, Any] = {
         name: value for name, value in job.extras.items() if name not in OWNED
@@ -173,6 +175,8 @@ def build_body(
         for name, value in zip(VARYING, varying, strict=True):
             if value is not None and name in sampling_fields:
                 body[sampling_fields[name]] = value
+    if slot is not None:
+        body["id_slot"] = slot
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
     return _encode(body)

@@ -11,12 +11,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from router.engine import Router, open_router
 from router.errors import Fault, FaultKind
 from router.lifecycle import State
-from router.messages import Discovery, Job, ProbeResult, SlotView
+from router.messages import Discovery, Job, Probe, ProbeResult, SlotView
 from router.settings import Settings, WaitSettings
 from tests.kit.receiver import Recorder
 from workers.scripted import (
     Comment,
     Fail,
+    Finish,
     Head,
     Refuse,
     Say,
@@ -325,3 +326,232 @@ async def test_d5_a_worker_that_is_not_there_at_the_start_is_one_line_with_what_
     (line,) = [r.getMessage() for r in caplog.records]
     assert "worker a does not answer yet" in line
     assert "start it, or check its url" in line
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_w9_budgets_end_in_time_where_probes_get_no_answer(
+    autojump_clock: MockClock, seed: int
+) -> None:
+    class Stopped(ScriptedWorker):
+        async def slot_view(self) -> SlotView | None:
+            await trio.sleep(1_000)
+            return None
+
+    worker = Stopped("a", hangs(), settles_by_probe=True)
+    receiver = Recorder()
+    settings = Settings(waits=WaitSettings(load_wait_ms=10_000))
+    async with opened(worker, settings=settings) as router:
+        await trio.sleep(random.Random(seed).uniform(0, 5))
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.LOAD_TIMEOUT
+        assert trio.current_time() - start == pytest.approx(10.0, abs=0.2501)
+
+
+async def test_w10_a_busy_worker_whose_processes_do_nothing_stalls(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(), settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 4)
+    worker.works = True
+    receiver = Recorder()
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, receiver)
+        await trio.sleep(60)
+        assert router.active == 1
+        assert set(router.tally.waits) == {"busy"}
+
+        worker.works = False
+        await trio.sleep(10.6)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.STALLED
+
+
+async def test_w10_a_generic_worker_whose_processes_do_nothing_stalls_too(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs())
+    worker.works = False
+    receiver = Recorder()
+    async with opened(worker) as router:
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.STALLED
+        assert trio.current_time() - start == pytest.approx(10.0, abs=0.2501)
+
+
+@asynccontextmanager
+async def pinned_router(worker: ScriptedWorker) -> AsyncIterator[Router]:
+    """A router whose only worker is pinned, slot by slot."""
+    async with open_router(rng=random.Random(1)) as router:
+        keeper = router.add(worker, slots=None, models=(), pin_slots=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            await wait_all_tasks_blocked()
+            yield router
+            nursery.cancel_scope.cancel()
+
+
+async def test_w2_a_pinned_request_waits_for_its_own_slot_however_many_are_free(
+    autojump_clock: MockClock,
+) -> None:
+    steps = (Wait(60), Head(), Say(("ok",)), Finish())
+    worker = ScriptedWorker("a", lambda *_: steps, settles_by_probe=True)
+    # Three of four slots are free, and a foreign client has ours.
+    worker.slots_shown = SlotView(4, 1, frozenset({0}))
+    receiver = Recorder()
+    async with pinned_router(worker) as router:
+        await serve(router, receiver)
+
+        assert receiver.text == "ok"
+        assert worker.sources[0].slot == 0
+        assert set(router.tally.waits) == {"busy"}
+
+
+async def test_w2_a_pinned_request_whose_slot_is_free_stalls_though_others_work(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(), settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 3, frozenset({1, 2, 3}))
+    receiver = Recorder()
+    async with pinned_router(worker) as router:
+        await serve(router, receiver)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.STALLED
+
+
+async def test_w2_a_slot_that_settles_is_given_to_nobody(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker(
+        "a", hangs(Head(), Comment()), settle_s=1.0, settles_by_probe=True
+    )
+    worker.slots_shown = SlotView(4, 2, frozenset({0, 3}))
+    async with pinned_router(worker) as router:
+        for _ in range(3):
+            await leave_early(router)
+            await trio.sleep(1.1)
+        slots = [source.slot for source in worker.sources]
+
+        # Slot 0 is still at work for the first; 1 was free when it was asked for.
+        assert slots == [0, 1, 1]
+        assert len(router.fleet.members[worker.id].ghosts) == 1
+
+
+def down(detail: str = "", died: str = "") -> Probe:
+    return Probe(ProbeResult.STARTING, detail, reason="restarting", died=died)
+
+
+async def test_l8_when_its_process_ends_all_that_ran_there_ends_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(Head(), Say(("a",))), slots=2, settle_s=5.0)
+    cut, waits = Recorder(), Recorder()
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        await leave_early(router)
+        nursery.start_soon(serve, router, cut)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(serve, router, waits)
+        await wait_all_tasks_blocked()
+        member = router.fleet.members[worker.id]
+        assert (len(member.held), len(member.settling)) == (1, 1)
+
+        worker.result = ProbeResult.STARTING
+        router._keepers[worker.id].told(down(detail="so it is", died="It is gone."))
+
+        assert cut.fault is not None
+        assert cut.fault.row.reason == "server_died"
+        assert cut.fault.message == "It is gone."
+        assert (cut.text, worker.sources[1].closed_at) == ("a", trio.current_time())
+        # Nobody is sent after it, and nothing of it is still settling.
+        assert member.busy == 0
+        life = member.life
+        assert (life.state, life.reason) == (State.STARTING, "restarting")
+        assert life.detail == "so it is"
+        assert waits.fault is None
+
+        worker.result, worker.script = ProbeResult.ANSWERED, answers("back")
+        await trio.sleep(1)
+
+        assert waits.text == "back"
+        assert life.state is State.READY
+
+
+async def test_s7_a_worker_whose_process_was_restarted_returns_ramped(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with opened(worker) as router:
+        router._keepers[worker.id].told(down())
+        await trio.sleep(1)
+
+        assert state(router, worker) is State.READY
+        assert router.fleet.members[worker.id].limit == 1
+
+
+async def test_l8_a_job_without_a_delta_moves_off_a_process_that_ended(
+    autojump_clock: MockClock,
+) -> None:
+    dies = ScriptedWorker("a", hangs(Head()))
+    receiver = Recorder()
+    async with (
+        opened(dies, ScriptedWorker("b", answers("whole"))) as router,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(serve, router, receiver)
+        await wait_all_tasks_blocked()
+
+        router._keepers[dies.id].told(down())
+        await wait_all_tasks_blocked()
+
+        assert receiver.text == "whole"
+        assert receiver.routes == [("a", 1), ("b", 2)]
+        assert router.tally.failovers == {"server_died": 1}
+
+
+async def test_l8_a_worker_that_nothing_can_come_of_refuses_who_waits(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(Head()), slots=1)
+    waits = Recorder()
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, Recorder())
+        await wait_all_tasks_blocked()
+        nursery.start_soon(serve, router, waits)
+        await wait_all_tasks_blocked()
+
+        worker.result = ProbeResult.UNFIT
+        router._keepers[worker.id].told(
+            Probe(ProbeResult.UNFIT, "five times", reason="crash_loop")
+        )
+
+        life = router.fleet.members[worker.id].life
+        assert (life.state, life.reason) == (State.FAILED, "crash_loop")
+        assert waits.fault is not None
+        assert waits.fault.kind is FaultKind.NO_WORKER
+
+
+async def test_w5_what_a_request_waits_for_is_told_until_the_head_is_here(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(Wait(5), Head()), settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 4)
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, Recorder())
+        await trio.sleep(3.1)
+        (waits,) = router.status()["requests"]
+        assert (waits["waiting"], waits["slot_busy"]) == ("busy", True)
+        assert waits["waiting_s"] == pytest.approx(3.0, abs=0.5)
+        assert router.tally.waits["busy"] == 6
+
+        await trio.sleep(3)
+
+        (runs,) = router.status()["requests"]
+        assert "waiting" not in runs
+        nursery.cancel_scope.cancel()

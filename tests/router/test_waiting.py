@@ -5,10 +5,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from router.errors import Fault, FaultKind, LocalError
+from router.ids import AssignmentId, RequestId
 from router.messages import SlotView
 from router.waiting import (
     TIMEOUTS,
     Budgets,
+    Grid,
     Stretch,
     Wait,
     WaitState,
@@ -70,6 +72,64 @@ def test_w2_our_number_of_slots_serves_where_the_engine_gives_none() -> None:
 def test_w2_an_unknown_number_of_slots_leaves_the_comparison() -> None:
     assert classify(False, SlotView(None, 1), None, 2, None) is IDLE
     assert classify(False, SlotView(None, 2), None, 2, None) is BUSY
+
+
+# ---- W2: a request that is pinned to one slot ----
+
+
+def pinned(*busy: int, slot: int, ours: int = 1, total: int | None = 4) -> WaitState:
+    view = SlotView(total, len(busy), frozenset(busy))
+    return classify(False, view, None, ours, None, pinned=slot)
+
+
+def test_w2_a_pinned_request_is_busy_while_its_own_slot_is_at_work() -> None:
+    assert pinned(1, slot=1, ours=3) is BUSY
+
+
+def test_w2_a_pinned_request_is_idle_while_its_own_slot_is_not() -> None:
+    assert pinned(0, 2, 3, slot=1, ours=1) is IDLE
+
+
+def test_w2_a_pinned_request_whose_slot_is_missing_is_idle() -> None:
+    assert pinned(0, 1, slot=7, total=2) is IDLE
+
+
+def test_w2_a_view_without_numbers_judges_a_pinned_request_as_any() -> None:
+    assert classify(False, SlotView(4, 4), None, 5, None, pinned=1) is BUSY
+
+
+def test_w2_a_failed_probe_leaves_a_pinned_request_unavailable() -> None:
+    assert classify(False, None, None, 1, 4, pinned=1) is UNAVAILABLE
+
+
+# ---- W10: what its processes do ----
+
+
+@pytest.mark.parametrize("works", [True, None])
+def test_w10_busy_stays_busy_while_its_processes_work_or_nobody_can_tell(
+    works: bool | None,
+) -> None:
+    full = SlotView(4, 4)
+
+    assert classify(False, full, None, 1, None, works=works) is BUSY
+    assert classify(False, None, True, 1, 4, works=works) is BUSY
+
+
+def test_w10_busy_without_cpu_time_is_idle_whatever_the_probe() -> None:
+    full = SlotView(4, 4, frozenset(range(4)))
+
+    assert classify(False, full, None, 1, None, works=False) is IDLE
+    assert classify(False, full, None, 1, None, pinned=2, works=False) is IDLE
+    assert classify(False, None, True, 1, 4, works=False) is IDLE
+
+
+@pytest.mark.parametrize("works", [True, False, None])
+def test_w10_cpu_time_makes_nothing_else_of_idle_and_unavailable(
+    works: bool | None,
+) -> None:
+    assert classify(False, SlotView(4, 0), None, 1, None, works=works) is IDLE
+    assert classify(False, None, None, 1, 4, works=works) is UNAVAILABLE
+    assert classify(True, None, None, 1, 4, works=works) is IDLE
 
 
 # ---- W8: engines without a slot probe ----
@@ -176,6 +236,50 @@ def test_w4_every_state_has_its_timeout() -> None:
     assert len({kind for kind, _ in TIMEOUTS.values()}) == len(WaitState)
 
 
+ONE = AssignmentId(RequestId("r1"), 1)
+TWO = AssignmentId(RequestId("r2"), 1)
+
+
+def test_w2_an_attempt_owes_the_ticks_from_half_a_poll_of_silence_on() -> None:
+    grid = Grid(start=100.0, poll=0.5)
+
+    assert grid.owed({ONE: 100.2, TWO: 100.3}, 100.5) == {ONE: 1}
+    assert grid.owed({ONE: 100.2, TWO: 100.3}, 101.0) == {ONE: 1, TWO: 1}
+
+
+def test_w2_a_tick_is_owed_once() -> None:
+    grid = Grid(start=100.0, poll=0.5)
+    grid.owed({ONE: 100.0}, 100.5)
+
+    assert grid.owed({ONE: 100.0}, 100.9) == {}
+
+
+def test_w2_a_probe_that_hung_until_the_next_tick_settles_both() -> None:
+    grid = Grid(start=100.0, poll=0.5)
+
+    assert grid.owed({ONE: 100.0}, 101.0) == {ONE: 2}
+    assert grid.owed({ONE: 100.0}, 101.5) == {ONE: 1}
+
+
+def test_w2_a_byte_begins_the_silence_anew() -> None:
+    grid = Grid(start=100.0, poll=0.5)
+    grid.owed({ONE: 100.0}, 101.0)
+
+    assert grid.owed({ONE: 101.4}, 101.5) == {}
+    assert grid.owed({ONE: 101.4}, 102.0) == {ONE: 1}
+
+
+def test_w2_the_grid_asks_at_each_tick_and_at_one_that_is_just_over() -> None:
+    grid = Grid(start=100.0, poll=0.5)
+
+    assert grid.next(100.0) == 100.5
+    assert grid.next(100.6) == 101.0
+    # The probe hung until 101.5: ask at once.
+    assert grid.next(101.5) == 101.5
+    # The loop was late: those in between are settled by one answer.
+    assert grid.next(103.3) == 103.0
+
+
 def test_w9_a_grid_without_width_is_our_bug() -> None:
     with pytest.raises(LocalError):
         Wait(Budgets(poll=0.0, busy=1.0, idle=1.0, unavailable=1.0))
@@ -204,14 +308,27 @@ class Silence(RuleBasedStateMachine):
     @rule(
         partial=st.booleans(),
         probe=st.none()
-        | st.builds(SlotView, st.none() | st.integers(1, 4), st.integers(0, 4)),
+        | st.builds(
+            SlotView,
+            st.none() | st.integers(1, 4),
+            st.integers(0, 4),
+            st.none() | st.frozensets(st.integers(0, 3)),
+        ),
         alive=st.none() | st.booleans(),
         ours=st.integers(1, 4),
+        pinned=st.none() | st.integers(0, 3),
+        works=st.none() | st.booleans(),
     )
     def tick(
-        self, partial: bool, probe: SlotView | None, alive: bool | None, ours: int
+        self,
+        partial: bool,
+        probe: SlotView | None,
+        alive: bool | None,
+        ours: int,
+        pinned: int | None,
+        works: bool | None,
     ) -> None:
-        state = classify(partial, probe, alive, ours, None)
+        state = classify(partial, probe, alive, ours, None, pinned=pinned, works=works)
         self.seen.append(state)
 
         got = self.wait.poll(state)

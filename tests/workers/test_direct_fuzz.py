@@ -77,6 +77,9 @@ class Paper:
     def doubt(self, _address: Address) -> None:
         pass
 
+    def failed(self, source: DirectSource, fault: Fault) -> None:
+        source.report(fault)
+
     def parked(self, _upstream: Upstream, _now: float) -> None:
         self.kept += 1
 

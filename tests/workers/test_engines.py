@@ -315,7 +315,7 @@ async def probed(fake: FakeEngine, **settings: Any) -> DirectWorker:
 @pytest.mark.parametrize(
     ("kind", "view"),
     [
-        ("llama-server", SlotView(4, 3)),
+        ("llama-server", SlotView(4, 3, frozenset({0, 1, 2}))),
         ("vllm", SlotView(None, 3)),
         ("sglang", SlotView(4, 3)),
         ("generic", None),
@@ -364,7 +364,7 @@ async def test_b0_a_sleeping_llama_server_is_not_woken_by_its_slots() -> None:
         worker = await probed(fake)
         fake.sleeping = True
 
-        assert await worker.slot_view() == SlotView(4, 0)
+        assert await worker.slot_view() == SlotView(4, 0, frozenset())
         assert "/slots" not in fake.probes
 
 

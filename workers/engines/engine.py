@@ -31,6 +31,8 @@ class Engine(Protocol):
     """What it calls those of ``upstream.VARYING`` that it knows (J3)."""
     early_head: bool
     """It answers 200 before it has looked at the request (W8)."""
+    pins_slots: bool
+    """A request can name the slot that is to serve it (W2)."""
     budget_field: str | None
     """What it calls the limit of reasoning tokens; None: it has none."""
     sees_images: bool

@@ -28,6 +28,7 @@ class Generic:
     max_tokens_field = "max_tokens"
     sampling_fields = OPENAI_FIELDS
     early_head = False
+    pins_slots = False
     budget_field: str | None = "thinking_budget_tokens"
     sees_images = True
 

@@ -43,6 +43,7 @@ class LlamaServer:
     max_tokens_field = "max_tokens"
     sampling_fields = _SAMPLING
     early_head = False
+    pins_slots = True
     budget_field: str | None = "thinking_budget_tokens"
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class LlamaServer:
         if self._may_sleep and self._slots_path == "/slots":
             props = (await control.get("/props")).fields()
             if props.get("is_sleeping") is True:
-                return SlotView(self._total, 0)
+                return SlotView(self._total, 0, frozenset())
         answer = await control.get(self._slots_path)
         if not answer.ok:
             return None
@@ -117,8 +118,12 @@ class LlamaServer:
         slots = answer.json()
         if not isinstance(slots, list) or not slots:
             return None
+        busy = [slot for slot in slots if dig(slot, "is_processing") is True]
+        numbers = frozenset(whole(dig(slot, "id")) for slot in busy)
+        named = frozenset(number for number in numbers if number is not None)
+        # Numbers only if each has its own: else nobody knows which is which.
         return SlotView(
-            len(slots), sum(dig(slot, "is_processing") is True for slot in slots)
+            len(slots), len(busy), named if len(named) == len(busy) else None
         )
 
     async def alive(self, control: Control) -> bool:

@@ -39,6 +39,7 @@ class Sglang:
     max_tokens_field = "max_completion_tokens"
     sampling_fields = _SAMPLING
     early_head = False
+    pins_slots = False
     budget_field: str | None = None
     sees_images = True
 

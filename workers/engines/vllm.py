@@ -34,6 +34,7 @@ class Vllm:
     max_tokens_field = "max_completion_tokens"
     sampling_fields = _SAMPLING
     early_head = True
+    pins_slots = False
     budget_field: str | None = "thinking_token_budget"
     sees_images = True
 

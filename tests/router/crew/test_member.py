@@ -10,6 +10,7 @@ from router.lifecycle import Event, Lifecycle
 
 ONE = AssignmentId(RequestId("r1"), 1)
 TWO = AssignmentId(RequestId("r2"), 1)
+THREE = AssignmentId(RequestId("r3"), 1)
 
 
 def member(slots: int | None = 2, *, ready: bool = True) -> Member:
@@ -68,3 +69,38 @@ def test_s7_each_success_doubles_the_ramp_up_to_the_slots() -> None:
         limits.append(returns.limit)
 
     assert limits == [1, 2, 4, 6]
+
+
+def pinning(slots: int) -> Member:
+    one = member(slots)
+    one.pin_slots = True
+    return one
+
+
+def test_w2_each_permit_names_a_slot_that_is_not_out() -> None:
+    both = pinning(2)
+    both.take(ONE)
+    both.take(TWO)
+
+    assert both.pins == {ONE: 0, TWO: 1}
+    both.give_back(ONE)
+    both.take(THREE)
+    assert both.pins == {TWO: 1, THREE: 0}
+
+
+def test_w2_a_slot_that_settles_is_still_out() -> None:
+    both = pinning(2)
+    both.take(ONE)
+    both.let_go(ONE, 1.0)
+    both.take(TWO)
+
+    assert both.pins == {ONE: 0, TWO: 1}
+    both.settled(ONE)
+    assert both.pins == {TWO: 1}
+
+
+def test_w2_without_pins_the_engine_chooses() -> None:
+    free = member(2)
+    free.take(ONE)
+
+    assert free.pins == {}

@@ -47,9 +47,14 @@ class Slow(ScriptedWorker):
         self._phase = phase
 
     def open(
-        self, assignment: AssignmentId, job: Job, delivery: Delivery
+        self,
+        assignment: AssignmentId,
+        job: Job,
+        delivery: Delivery,
+        *,
+        slot: int | None = None,
     ) -> ScriptedSource:
-        source = super().open(assignment, job, delivery)
+        source = super().open(assignment, job, delivery, slot=slot)
         source.phase = self._phase
         return source
 
