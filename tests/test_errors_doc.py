@@ -1,5 +1,6 @@
 """docs/errors.md says what the SDKs make of a failure: ask them."""
 
+import random
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -11,9 +12,13 @@ import pytest
 
 from router.anthropic import errors as messages
 from router.anthropic.errors import STATUSES
+from router.commands import Refuse
 from router.errors import FAULTS, Fault, FaultKind
+from router.fleet import Fleet
+from router.ids import RequestId
 from router.openai.errors import body_of, reply_of
 from router.openai.worker_errors import fault_of_reply
+from router.settings import RouterSettings, WaitSettings
 
 DOC: Final = (Path(__file__).parent.parent / "docs/errors.md").read_text()
 _ROW: Final = re.compile(r"^\| ([\d, ]+) \| `(\w+)` \| (yes|no) \|$", re.MULTILINE)
@@ -66,10 +71,16 @@ def test_a_useless_retry_is_said_where_the_sdk_would_try() -> None:
         assert (headers.get(b"x-should-retry") == b"false") is not row.retry
 
 
+def refused() -> Fault:
+    """What a fleet without workers says to a request."""
+    fleet = Fleet(RouterSettings(), WaitSettings(), random.Random(1))
+    (command,) = fleet.submit(RequestId("r"), "m", 0.0)
+    assert isinstance(command, Refuse)
+    return command.fault
+
+
 def test_the_reply_that_is_shown_is_the_one_that_is_given() -> None:
-    fault = Fault(
-        FaultKind.NO_WORKER, "no worker for this model is available", retry_after=1.0
-    )
+    fault = refused()
 
     assert f"\n{reply_of(fault).body.decode()}\n" in DOC
     assert "HTTP/1.1 503 Service Unavailable" in DOC
@@ -77,7 +88,7 @@ def test_the_reply_that_is_shown_is_the_one_that_is_given() -> None:
 
 
 def test_the_message_error_that_is_shown_is_the_one_that_is_given() -> None:
-    fault = Fault(FaultKind.NO_WORKER, "no worker for this model is available")
+    fault = refused()
 
     assert f"\n{messages.body_of(fault, 'req_01a2…').decode()}\n" in DOC
 
