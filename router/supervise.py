@@ -35,8 +35,10 @@ PROBE_WITHIN_S: Final = 5.0
 SOFT_MISSES: Final = 3
 #: Backoff of probes to a lost worker, in seconds (L3).
 BACKOFF_S: Final = (0.5, 30.0)
-#: First and longest gap between two looks at a settling slot (S3).
-SETTLE_GAP_S: Final = (0.05, 1.0)
+#: First and longest gap between two looks at a settling slot (S3). The longest
+#: is well over a second: llama-server looks for a client that has left only
+#: after one second in which it answered nothing, ``/slots`` included.
+SETTLE_GAP_S: Final = (0.05, 2.0)
 
 
 class Silent(Protocol):
@@ -283,10 +285,16 @@ class Keeper:
         gap = SETTLE_GAP_S[0]
         while True:
             if not member.settling:
-                self._settle = trio.Event()
                 await self._settle.wait()
+            if self._settle.is_set():
+                # Somebody new: most slots are free in milliseconds.
+                self._settle = trio.Event()
                 gap = SETTLE_GAP_S[0]
-            await trio.sleep(gap)
+                await trio.sleep(gap)
+            else:
+                with trio.move_on_after(self._settle_pause(gap)):
+                    await self._settle.wait()
+                    continue
             gap = min(SETTLE_GAP_S[1], gap * 2)
             asked_at = trio.current_time()
             view: SlotView | None = None
@@ -294,6 +302,14 @@ class Keeper:
                 with trio.move_on_after(max(self._poll_s, gap)):
                     view = await self.worker.slot_view()
             self._judge_settling(view, asked_at)
+
+    def _settle_pause(self, gap: float) -> float:
+        """Say how long to wait for the next look; *gap* is a probe's."""
+        if self.worker.settles_by_probe:
+            return gap
+        member = self._fleet.members[self.worker.id]
+        oldest = min(member.settling.values(), default=0.0)
+        return max(SETTLE_GAP_S[0], oldest + member.settle_s - trio.current_time())
 
     def _judge_settling(self, view: SlotView | None, asked_at: float) -> None:
         member = self._fleet.members[self.worker.id]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 import trio
@@ -242,6 +243,30 @@ async def test_b04_a_ghost_keeps_its_permit_and_new_work_goes_elsewhere(
         assert not member.ghosts
 
 
+async def test_s3_looks_leave_an_engine_more_than_a_second_of_quiet(
+    autojump_clock: MockClock,
+) -> None:
+    """llama-server looks for clients that left only after a quiet second."""
+    looks: list[float] = []
+
+    class Asked(ScriptedWorker):
+        async def slot_view(self) -> SlotView | None:
+            looks.append(trio.current_time())
+            return await super().slot_view()
+
+    worker = Asked(
+        "a", hangs(Head(), Comment()), slots=1, settle_s=1.0, settles_by_probe=True
+    )
+    worker.slots_shown = SlotView(1, 1)
+    async with opened(worker) as router:
+        await leave_early(router)
+        await trio.sleep(8)
+
+    gaps = [after - before for before, after in pairwise(looks)]
+    assert gaps[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert max(gaps) == pytest.approx(2.0)
+
+
 async def test_s3_a_slot_that_works_for_a_live_request_settles_nobody(
     autojump_clock: MockClock,
 ) -> None:
@@ -258,7 +283,7 @@ async def test_s3_a_slot_that_works_for_a_live_request_settles_nobody(
         assert member.busy == 2
 
         worker.slots_shown = SlotView(2, 1)
-        await trio.sleep(1.1)
+        await trio.sleep(2.1)
 
         assert member.busy == 1
         nursery.cancel_scope.cancel()
