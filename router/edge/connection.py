@@ -16,12 +16,15 @@ from typing import Final
 import trio
 
 from router.edge.blame import sort_out
+from router.edge.dialect import dialect_of
 from router.edge.exchange import (
     INTERNAL_FAULT,
     Answer,
     Exchange,
     compose,
     failure,
+    id_fields,
+    in_dialect,
     refusal,
 )
 from router.edge.intake import Intake, Routes
@@ -197,7 +200,8 @@ class Connection:
                 return True
             if bad is not None:
                 code = _CODES.get(bad.status)
-                self._refuse(refusal(bad.status, bad.message, code=code))
+                answer = refusal(bad.status, bad.message, code=code)
+                self._refuse(answer, bad.path)
                 return True
             self._phase = _Phase.READING
             self._intake.set_clock(self._now, has_partial=parser.has_partial)
@@ -292,16 +296,18 @@ class Connection:
 
     # ---- ends ----
 
-    def _refuse(self, answer: Answer) -> None:
-        """Reply instead of any route, and serve no more requests."""
+    def _refuse(self, answer: Answer, path: str = "") -> None:
+        """Reply instead of any route, and serve no more requests.
+
+        *path*: of a request that was not begun, where it is known.
+        """
         self._site.refused(answer.status)
         self._linger = True
         exchange = self._intake.exchange
         if exchange is None:
-            fields = b"%bx-request-id: %b\r\n" % (
-                self._site.date,
-                self._site.new_request_id().encode(),
-            )
+            dialect, request = dialect_of(path), self._site.new_request_id()
+            fields = id_fields(self._site, dialect, request)
+            answer = in_dialect(answer, dialect, request)
             self._sink.write(compose(answer, fields, keep=False))
         else:
             exchange.keep = False

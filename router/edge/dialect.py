@@ -27,6 +27,14 @@ OPENAI: Final = Dialect(
     lambda fault, _: openai.reply_of(fault),
     lambda invalid, _: openai.reply_of_invalid(invalid),
 )
+#: What paths of the Anthropic dialect have in them, those too that are not ours.
+_MESSAGES: Final = "/v1/messages"
+
 ANTHROPIC: Final = Dialect(
     anthropic.reply_of, anthropic.reply_of_invalid, anthropic.refusal, b"request-id"
 )
+
+
+def dialect_of(path: str) -> Dialect:
+    """Give the dialect of a request that has no route."""
+    return ANTHROPIC if _MESSAGES in path else OPENAI

@@ -134,6 +134,24 @@ def compose(
     )
 
 
+def in_dialect(answer: Answer, dialect: Dialect, request: str) -> Answer:
+    """Say a failure that was made for no dialect in particular in *dialect*."""
+    if answer.message is None or dialect.refusal is None:
+        return answer
+    status, body = dialect.refusal(answer.status, answer.message, request)
+    return attrs.evolve(answer, status=status, body=body)
+
+
+def id_fields(
+    site: Site, dialect: Dialect, request: str, client_id: bytes | None = None
+) -> bytes:
+    """Give the head lines that every reply has: its date and its ids."""
+    own = request.encode()
+    fields = b"%bx-request-id: %b\r\n" % (site.date, client_id or own)
+    name = dialect.id_header
+    return fields if name is None else b"%b%b: %b\r\n" % (fields, name, own)
+
+
 def safe_id(given: bytes | None) -> bytes | None:
     """Give a client's own request id back if it is short and safe, else None."""
     if given and len(given) <= _ID_MAX and not given.translate(None, _SAFE):
@@ -236,11 +254,7 @@ class Exchange:
 
     def _send(self, answer: Answer, receipt: bytes) -> Taken:
         self.started = self.whole = True
-        if answer.message is not None and self.dialect.refusal is not None:
-            status, body = self.dialect.refusal(
-                answer.status, answer.message, self.request
-            )
-            answer = attrs.evolve(answer, status=status, body=body)
+        answer = in_dialect(answer, self.dialect, self.request)
         head = self.head
         return self.sink.write(
             compose(
@@ -258,10 +272,7 @@ class Exchange:
         return self.keep
 
     def _fields(self) -> bytes:
-        own = self.request.encode()
-        fields = b"%bx-request-id: %b\r\n" % (self.site.date, self.client_id or own)
-        name = self.dialect.id_header
-        return fields if name is None else b"%b%b: %b\r\n" % (fields, name, own)
+        return id_fields(self.site, self.dialect, self.request, self.client_id)
 
     def _receipt(self, worker: WorkerId | None, attempts: int) -> bytes:
         if worker is None:

@@ -56,20 +56,20 @@ class Keys:
         return cls(tuple(digests))
 
     def admit(self, head: Head) -> bool:
-        """Tell whether the request carries one of the keys.
+        """Tell whether the request carries one of the keys, in either header.
 
         Every digest is compared, each in constant time, so that the time
         taken tells nothing of which key came close.
         """
-        key = head.get(b"authorization")
-        if key is not None and key[: len(_BEARER)].lower() == _BEARER:
-            key = key[len(_BEARER) :].strip()
-        else:
-            key = head.get(b"x-api-key")
-        if not key:
-            return False
-        given = hashlib.sha256(key).digest()
+        bearer = head.get(b"authorization")
+        if bearer is None or bearer[: len(_BEARER)].lower() != _BEARER:
+            bearer = b""
         found = False
-        for digest in self._digests:
-            found |= hmac.compare_digest(digest, given)
+        # Some agents send a token of their own beside the key (M1).
+        for key in (bearer[len(_BEARER) :].strip(), head.get(b"x-api-key")):
+            if not key:
+                continue
+            given = hashlib.sha256(key).digest()
+            for digest in self._digests:
+                found |= hmac.compare_digest(digest, given)
         return found

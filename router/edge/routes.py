@@ -12,7 +12,7 @@ import msgspec
 
 from router.edge.chat import chat_route, completions_route, embeddings_route
 from router.edge.core import Card, Core
-from router.edge.dialect import ANTHROPIC, OPENAI, Dialect
+from router.edge.dialect import ANTHROPIC, OPENAI, Dialect, dialect_of
 from router.edge.exchange import JSON, Answer, Exchange, failure, refusal
 from router.edge.intake import Route
 from router.edge.keys import Keys
@@ -22,9 +22,6 @@ from router.errors import Fault, FaultKind
 from router.http1 import Head
 
 _encode: Final = msgspec.json.Encoder().encode
-
-#: What paths of the Anthropic dialect have in them, those that are not ours too.
-_MESSAGES: Final = "/v1/messages/"
 
 UNKNOWN_PATH: Final = refusal(404, "There is nothing at this path.")
 NOT_JSON: Final = refusal(415, "Send the body as application/json.")
@@ -103,8 +100,7 @@ class RouteTable:
         head = exchange.head
         endpoint = self._exact.get(head.path) or self._with_tail(exchange)
         if endpoint is None:
-            if _MESSAGES in head.path:
-                exchange.dialect = ANTHROPIC
+            exchange.dialect = dialect_of(head.path)
             return UNKNOWN_PATH
         exchange.dialect = endpoint.dialect
         route = endpoint.routes.get(head.method)

@@ -38,11 +38,12 @@ _ONCE: Final = frozenset({b"content-length", b"host", b"transfer-encoding"})
 class Malformed(RouterError):
     """A message that the gate does not let through."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
-        """Say why, and which status a server answers."""
+    def __init__(self, message: str, status: int = 400, path: str = "") -> None:
+        """Say why, and which status a server answers; *path*: where known."""
         super().__init__(message)
         self.message = message
         self.status = status
+        self.path = path
 
 
 class Seen:

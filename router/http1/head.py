@@ -80,7 +80,8 @@ def judge(raw: bytes, body_max: int) -> tuple[Head, bool]:
     if expect is not None and expect.lower() != b"100-continue":
         raise Malformed("an unknown expectation", 417)
     if length is not None and length > body_max:
-        raise Malformed(f"the body is larger than {body_max} bytes", 413)
+        words = f"the body is larger than {body_max} bytes"
+        raise Malformed(words, 413, path.decode())
     head = Head(
         method.decode(),
         path.decode(),

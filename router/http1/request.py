@@ -36,13 +36,19 @@ class BadRequest(RouterError):
     """
 
     def __init__(
-        self, status: int, message: str, events: tuple[RequestEvent, ...] = ()
+        self,
+        status: int,
+        message: str,
+        events: tuple[RequestEvent, ...] = (),
+        path: str = "",
     ) -> None:
-        """Carry the status and a message fit for the client."""
+        """Carry the status and a message fit for the client; *path*: of a
+        request whose head is well-formed, and was not handed out."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.events = events
+        self.path = path
 
 
 class RequestParser:
@@ -122,7 +128,9 @@ class RequestParser:
         except Malformed as malformed:
             self._refusal = malformed.status, malformed.message
             self._buf = b""
-            raise BadRequest(*self._refusal, tuple(events)) from malformed
+            raise BadRequest(
+                *self._refusal, tuple(events), malformed.path
+            ) from malformed
         self._buf = b"" if self._closed else buf[start:]
         return events
 
