@@ -72,6 +72,9 @@ class Shell(Protocol):
     def silent(self, worker: WorkerId) -> Sequence[Silent]:
         """List the requests on *worker* that wait for a head."""
 
+    def changed(self) -> None:
+        """Learn that a worker's state is another one now."""
+
     def heard_at(self, worker: WorkerId) -> float:
         """Say when a byte of any live answer last came from *worker*."""
 
@@ -206,6 +209,7 @@ class Keeper:
                 probe.detail or probe.result.value,
             )
         if after is not before:
+            self._shell.changed()
             life = self._fleet.members[worker].life
             log.info(
                 "worker %s: %s -> %s (%s) %s",

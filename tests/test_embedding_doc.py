@@ -15,7 +15,16 @@ from tests.kit.engine import answers, open_engine
 
 DOC: Final = (Path(__file__).parent.parent / "docs/embedding.md").read_text()
 #: Calls of the engine's own rooms: a keeper's and a flight's shell.
-INNER: Final = {"add", "apply", "heard_at", "hurry", "record", "report_bug", "silent"}
+INNER: Final = {
+    "add",
+    "apply",
+    "changed",
+    "heard_at",
+    "hurry",
+    "record",
+    "report_bug",
+    "silent",
+}
 
 
 def test_every_call_of_a_router_is_in_the_table() -> None:

@@ -17,8 +17,7 @@ from router.messages import Job
 async def main(urls: list[str]) -> None:
     """Ask the workers at *urls* twice."""
     async with open_router(workers=urls) as router:
-        while not router.ready:
-            await trio.sleep(0.1)
+        await router.wait_ready()
         model = router.model_cards()[0].id
         question = {"role": "user", "content": "Name a river."}
         job = Job(model=model, messages=(question,))

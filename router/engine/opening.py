@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import trio
 
 from router.engine.router import Router
+from router.errors import Fault, FaultKind
 from router.ports import Worker
 from router.settings import Settings, WorkerSettings
 from router.supervise import Keeper
@@ -45,6 +46,10 @@ async def open_router(
         try:
             yield router
         finally:
+            # Requests of other tasks hear of it before their workers go.
+            leaving = Fault(FaultKind.SHUTTING_DOWN, "The router is closing.")
+            router.refuse_new(leaving)
+            router.cut_all(leaving)
             nursery.cancel_scope.cancel()
 
 

@@ -89,6 +89,7 @@ class Router:
         self._refusal: Fault | None = None
         self._created = time.time_ns() // 1_000_000_000
         self._labels: set[str] = set()
+        self._news = trio.Event()
         self._random = b""
         self._random_at = 0
 
@@ -249,6 +250,17 @@ class Router:
         return self._refusal is None and any(
             m.serving for m in self.fleet.members.values()
         )
+
+    async def wait_ready(self) -> None:
+        """Wait until ``ready``. A checkpoint; cancelled, nothing has changed."""
+        await trio.lowlevel.checkpoint()
+        while not self.ready:
+            await self._news.wait()
+
+    def changed(self) -> None:
+        """See ``supervise.Shell``."""
+        self._news.set()
+        self._news = trio.Event()
 
     @property
     def active(self) -> int:

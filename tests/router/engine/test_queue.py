@@ -125,6 +125,27 @@ async def test_s1_a_slow_reader_pauses_its_worker_and_holds_a_bounded_queue(
         assert texts == [str(n) for n in range(3 * HIGH)]
 
 
+async def test_e1_leaving_the_router_ends_what_another_task_has_under_way(
+    autojump_clock: MockClock,
+) -> None:
+    failures: list[str] = []
+
+    async def ask(router: Router) -> None:
+        try:
+            await router.complete(JOB)
+        except RequestFailed as failed:
+            failures.append(failed.reason)
+
+    async with trio.open_nursery() as nursery:
+        start = trio.current_time()
+        async with opened(hangs(Head(), Say(("a",)))) as (router, worker):
+            nursery.start_soon(ask, router)
+            await wait_all_tasks_blocked()
+
+    assert failures == ["no_worker"]
+    assert worker.sources[0].closed_at == trio.current_time() == start
+
+
 async def test_e1_complete_answers_whole(autojump_clock: MockClock) -> None:
     async with opened(answers("Hel", "lo")) as (router, _):
         completion = await router.complete(JOB)

@@ -101,6 +101,25 @@ async def test_d4_the_router_is_ready_when_a_worker_is(
         assert router.ready
 
 
+async def test_e1_a_program_can_wait_until_a_worker_is_ready(
+    autojump_clock: MockClock,
+) -> None:
+    worker = named("a", "m")
+    worker.result = ProbeResult.LOADING
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        start = trio.current_time()
+
+        async def come_up() -> None:
+            await trio.sleep(7)
+            worker.result = ProbeResult.ANSWERED
+
+        nursery.start_soon(come_up)
+        await router.wait_ready()
+
+        assert 7.0 <= trio.current_time() - start <= 7.5
+        await router.wait_ready()
+
+
 async def test_d4_the_status_shows_every_worker_with_its_reason(
     autojump_clock: MockClock,
 ) -> None:
