@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from router.settings import RouterSettings, WaitSettings
-from tests.kit.edge import RawClient, chat, events
+from tests.kit.edge import RawClient, chat, events, until
 from tests.kit.engine import answers, refuses
 from tests.kit.exchange import Exchange
 from tests.kit.stack import Stack, open_stack
@@ -293,4 +293,4 @@ async def test_b17_fifty_streams_at_once_keep_their_own_text() -> None:
             for number in range(50):
                 nursery.start_soon(ask, f"client{number}")
         await stack.settle()
-        assert all(engine.live == 0 for engine in stack.engines)
+        await until(lambda: all(engine.live == 0 for engine in stack.engines))
