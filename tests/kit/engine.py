@@ -58,6 +58,10 @@ class FakeEngine:
         self.started_at = 1_700_000_000
         #: llama-server's ``is_sleeping``.
         self.sleeping = False
+        #: Tokens that it counts in every prompt; None: it can't count.
+        self.counts: int | None = None
+        #: llama-server's ``modalities.vision``.
+        self.sees = False
         #: Leave control requests without an answer.
         self.hang_probes = False
         #: Seconds after an answer in which a connection that stays idle is closed.
@@ -302,7 +306,9 @@ class Connection:
 
     @staticmethod
     def _is_chat(exchange: Exchange) -> bool:
-        return exchange.method == "POST" and exchange.path.endswith("/completions")
+        return exchange.method == "POST" and exchange.path.endswith(
+            ("/completions", "/embeddings")
+        )
 
     # ---- httptools callbacks ----
 

@@ -1,6 +1,6 @@
 """Control endpoints of the fake engine, by kind (PROTOCOLS B.1 to B.3)."""
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tests.kit.exchange import Exchange
 
@@ -22,10 +22,20 @@ class EngineFacts(Protocol):
     started_at: int
     sleeping: bool
     hang_probes: bool
+    counts: int | None
+    sees: bool
 
     @property
     def processing(self) -> int:
         """Slots at work."""
+
+
+#: By kind: where prompts are counted, and how the number is called.
+_COUNTS: Final = {
+    "llama-server": {"/v1/chat/completions/input_tokens": "input_tokens"},
+    "vllm": {"/tokenize": "count"},
+    "sglang": {"/v1/tokenize": "count"},
+}
 
 
 async def answer_probe(engine: EngineFacts, x: Exchange) -> None:
@@ -36,6 +46,8 @@ async def answer_probe(engine: EngineFacts, x: Exchange) -> None:
     path = x.path.partition("?")[0]
     if path == "/v1/models":
         await _models(engine, x)
+    elif path in _COUNTS.get(engine.kind, {}) and engine.counts is not None:
+        await x.json(200, {_COUNTS[engine.kind][path]: engine.counts})
     elif engine.kind == "llama-server":
         await _llama(engine, x, path)
     elif engine.kind == "vllm":
@@ -79,6 +91,7 @@ async def _llama(engine: EngineFacts, x: Exchange, path: str) -> None:
             "model_alias": engine.models[0],
             "build_info": engine.version,
             "is_sleeping": engine.sleeping,
+            "modalities": {"vision": engine.sees},
             "endpoint_slots": engine.slots_status != 501,
             "endpoint_metrics": engine.metrics_status != 501,
             "default_generation_settings": {"n_ctx": engine.context},
