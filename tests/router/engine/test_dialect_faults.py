@@ -111,8 +111,8 @@ class Slow(ScriptedWorker):
 
     async def count_tokens(self, job: Job) -> int | None:
         del job
-        await trio.sleep_forever()
-        return None
+        await trio.sleep(99)
+        return 1
 
 
 async def test_m8_a_worker_has_only_so_long_to_count(
