@@ -8,6 +8,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 SOURCES := router workers tests bench docs
 STAMP := .venv/.installed
+JS := tests/real/js
+JS_STAMP := $(JS)/node_modules/.installed
 RUST_STAMP := .venv-bench/.installed
 
 .DELETE_ON_ERROR:
@@ -19,7 +21,7 @@ help: ## Show this list
 demo: $(STAMP) ## Two real llama.cpp workers behind the router, and a curl line
 	$(BIN)/fencepost demo
 
-test: $(STAMP) ## All functional tests, real engines and processes included
+test: $(STAMP) $(JS_STAMP) ## All functional tests, real engines and processes included
 	$(PYTEST) -q --durations=10
 
 check: $(STAMP) ## Format, lint, types, layers and the quick tests: under a minute
@@ -62,6 +64,11 @@ $(RUST_STAMP): requirements/bench.txt
 	.venv-bench/bin/python -m pip install --quiet --require-hashes -r requirements/bench.txt
 	touch $@
 
+# The official JavaScript SDK, a client in tests/real; the lock names no registry.
+$(JS_STAMP): $(JS)/package.json $(JS)/package-lock.json $(JS)/.npmrc
+	cd $(JS) && npm ci --silent --ignore-scripts
+	touch $@
+
 # Hash-pinned, and naming no index: whoever installs has their own.
 COMPILE := .venv-lock/bin/pip-compile --quiet --upgrade --generate-hashes \
   --allow-unsafe --strip-extras --no-header --no-emit-index-url \
@@ -75,5 +82,5 @@ lock: ## Renew the hash-pinned files in requirements/
 	$(COMPILE) --output-file requirements/bench.txt requirements/bench.in
 
 clean: ## Remove the environment and all caches
-	rm -rf .venv .venv-bench .venv-lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(JS)/node_modules .venv-bench .venv-lock build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 """What is installed is named, explained and pinned; nothing names an index."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -47,3 +48,11 @@ def test_every_pin_has_a_hash_and_no_index_is_named() -> None:
         assert len(re.findall(r"==.*\\\n    --hash=sha256:[0-9a-f]{64}", text)) == pins
         assert "://" not in text
         assert not re.search(r"^-", text, re.MULTILINE)
+
+
+def test_the_javascript_lock_has_its_hashes_and_names_no_registry() -> None:
+    text = (ROOT / "tests/real/js/package-lock.json").read_text()
+    packages = json.loads(text)["packages"]
+
+    assert all("integrity" in lock for name, lock in packages.items() if name)
+    assert "://" not in text
