@@ -34,6 +34,8 @@ COME_BACK_S: Final = 1.0
 REST_MAX_S: Final = 60.0
 
 
+#: The status whose client is told when to come back.
+_UNAVAILABLE: Final = 503
 #: These make the worker's keeper look at once, not at its next round.
 _SUSPICIOUS: Final = frozenset(
     {FaultKind.CONNECT, FaultKind.STREAM_CLOSED_EARLY, FaultKind.MODEL_GONE}
@@ -233,8 +235,13 @@ class Fleet:
         """
         self._must_live(assignment).attempts.commit()
 
-    def finished(self, assignment: AssignmentId, now: float) -> list[Command]:
+    def finished(
+        self, assignment: AssignmentId, now: float, *, cut: bool = False
+    ) -> list[Command]:
         """The whole answer of *assignment* was handed over.
+
+        *cut*: the router ended it, and the engine has to settle (S3). The
+        caller closes the upstream itself.
 
         Raises:
             LocalError: the assignment is not live: its fence let it through.
@@ -244,10 +251,10 @@ class Fleet:
         member = self.members[attempt.worker]
         entry.attempts.complete()
         self._forget(entry)
-        member.give_back(assignment)
+        out: list[Command] = []
+        self._release(member, assignment, now, out, over=not cut)
         self._spell_s += 0.1 * (now - attempt.granted_at - self._spell_s)
         self._crew.praise(member, now)
-        out: list[Command] = []
         self._blame_owed(entry, now, out)
         self._after(member, now, out)
         return out
@@ -266,11 +273,12 @@ class Fleet:
         attempt = _current(entry)
         member = self.members[attempt.worker]
         named = dict(member.models)
+        silent = entry.fence.next_index == 0
         entry.fence.revoke()
         self._release(member, assignment, now, out, over=over_at_once(fault))
         if fault.kind is FaultKind.SERVER_ERROR:
             entry.owed.append(member.id)
-        elif self._crew.note(member, fault, entry.target, now):
+        elif self._crew.note(member, fault, entry.target, now, silent=silent):
             out.append(Rest(member.id, member.rest_until))
         if fault.kind in _SUSPICIOUS:
             out.append(Check(member.id))
@@ -503,7 +511,7 @@ class Fleet:
         """End a request that is in no line; *fault* is for its client."""
         entry.attempts.fail(cause or fault)
         self._forget(entry)
-        out.append(Refuse(entry.attempts.request, fault))
+        out.append(Refuse(entry.attempts.request, _told(fault, entry.attempts)))
         self._blame_owed(entry, now, out)
 
     def _refuse(
@@ -545,3 +553,16 @@ def _current(entry: Entry) -> Attempt:
     if attempt is None:
         raise LocalError(f"{entry.attempts.request} has no attempt")
     return attempt
+
+
+def _told(fault: Fault, attempts: Attempts) -> Fault:
+    """Give *fault* as its client is told it: with the list of attempts, where
+    there were several (A3), and when to come back, where that is of use (O5)."""
+    if len(attempts.trail) > 1 and fault.kind is not FaultKind.REJECTED:
+        tried = ", ".join(
+            f"{a.worker} ({a.fault.kind.value})" for a in attempts.trail if a.fault
+        )
+        fault = attrs.evolve(fault, message=f"{fault.message} Tried: {tried}.")
+    if fault.retry_after is None and fault.row.status == _UNAVAILABLE:
+        fault = attrs.evolve(fault, retry_after=COME_BACK_S)
+    return fault

@@ -8,11 +8,12 @@ into its caller, ``Worker.open`` alone excepted.
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 from router.errors import Fault
 from router.ids import AssignmentId, WorkerId
-from router.messages import Delta, Finished, Job, Probe, SlotView
+from router.messages import Delta, Finished, FinishReason, Job, Probe, SlotView
+from router.waiting import WaitState
 
 
 class Taken(Enum):
@@ -24,6 +25,8 @@ class Taken(Enum):
     FULL = "full"
     #: Not taken: the client is gone or was cut. Nothing more may come.
     GONE = "gone"
+    #: Taken, and the sieve in front of the receiver has a wish (J4-J6).
+    STEER = "steer"
 
 
 class Receiver(Protocol):
@@ -33,9 +36,11 @@ class Receiver(Protocol):
     functions it got by ``attach``.
     """
 
-    buffered: bool
-    """True: the client sees nothing before ``finish`` (a non-stream reply),
-    so a loss before it starts over with ``restart`` (A5)."""
+    @property
+    def buffered(self) -> bool:
+        """True: the client has seen nothing, and sees nothing before ``finish``
+        (a non-stream reply) or while all is held; so a loss until then starts
+        over with ``restart`` (A5). Once False it stays so for the attempt."""
 
     def attach(self, on_room: Callable[[], None], on_gone: Callable[[], None]) -> None:
         """Take the calls for "there is room again" and "the client is gone"."""
@@ -100,13 +105,19 @@ class Delivery(Protocol):
 class SourcePhase(Enum):
     """Where one attempt's upstream stands; each has its own clock (W)."""
 
+    #: No byte can go yet.
     CONNECTING = "connecting"
+    #: The request is on its way.
     SENDING = "sending"
+    #: All of it is with an agent, which has not said whether it takes the job.
+    OFFERED = "offered"
+    #: The request is the worker's, and nothing of an answer has come.
     AWAITING_HEAD = "awaiting_head"
     #: The head is here; a body follows.
     STREAMING = "streaming"
     #: Every choice has its finish reason; usage or the end may follow (M3).
     FINISHING = "finishing"
+    #: It is over, one way or the other.
     CLOSED = "closed"
 
 
@@ -123,11 +134,23 @@ class Source(Protocol):
     """Bytes of a head have come, the head is not whole (W2)."""
     paused: bool
 
+    @property
+    def said(self) -> WaitState | None:
+        """What an agent beside the engine says of the silence before the head;
+        None: there is none, ask the worker (P2)."""
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """Why the answer ends, in FINISHING."""
+
     def pause(self) -> None:
         """Stop reading: TCP pushes back to the engine (section 5)."""
 
     def resume(self) -> None:
         """Read on."""
+
+    def catch_up(self) -> None:
+        """Read what has arrived, before a clock that runs out is believed (P4)."""
 
     def finish_now(self) -> None:
         """Wait no longer for usage: report Finished now. Only in FINISHING."""
@@ -135,6 +158,26 @@ class Source(Protocol):
     def close(self) -> None:
         """Abandon the attempt: the connection is closed at once, which is the
         abort. Idempotent; reports nothing."""
+
+
+@runtime_checkable
+class EndsReasoning(Protocol):
+    """A source whose engine can be made to reason no longer (J6)."""
+
+    def end_reasoning(self) -> int:
+        """Ask the engine to go on to the answer; not a checkpoint.
+
+        Returns: how many more deltas of reasoning to bear with; 0: it can't be
+            asked, or was asked before.
+        """
+
+
+@runtime_checkable
+class KnowsParams(Protocol):
+    """A worker that knows which sampling parameters its engine has (J3)."""
+
+    def unsupported(self, job: Job) -> tuple[str, ...]:
+        """Name those of *job* that it lacks."""
 
 
 class Worker(Protocol):

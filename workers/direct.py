@@ -15,13 +15,14 @@ import trio
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, WorkerId
 from router.messages import Endpoint, Job, Probe, ProbeResult, SlotView
-from router.openai.upstream import build_body, build_count_body, unsupported
+from router.openai.upstream import BUDGET, build_body, build_count_body, unsupported
 from router.ports import Delivery
 from router.settings import WaitSettings, WorkerSettings
 from workers.control import Control, NoAnswer
 from workers.engines.engine import Engine
 from workers.engines.recognise import make_engine, recognise
 from workers.poll import Poll
+from workers.reasoning import ReasoningControl, ReasoningEnd
 from workers.site import Resolver, parse_site
 from workers.source import DirectSource
 from workers.transport import Address, PlainTransport, TlsTransport
@@ -73,6 +74,8 @@ class DirectWorker:
         del waits
         self.id = WorkerId(settings.name)
         self._settings = settings
+        if settings.url is None:
+            raise ValueError("a direct worker needs a url")
         self._site = site = parse_site(settings.url)
         self._tls = None
         if site.secure:
@@ -80,6 +83,7 @@ class DirectWorker:
         key = _key(settings.api_key_env, environ)
         self._heads = _heads(site.base, site.host_field, key)
         self._control = Control(site, key, self._tls)
+        self._reasoning = ReasoningControl(self._control)
         self._resolver = Resolver(site)
         self._engine = make_engine(settings.engine, settings.models)
         self._recognised = settings.engine != "auto"
@@ -124,6 +128,7 @@ class DirectWorker:
             now,
             early_head=self._engine.early_head,
             endpoint=job.endpoint,
+            reasoning=self._reasoning_end() if BUDGET in job.extras else None,
         )
         pooled = self._take_idle(now)
         if pooled is not None and source.board(pooled, now):
@@ -144,6 +149,7 @@ class DirectWorker:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._resolve)
+                nursery.start_soon(self._reasoning.run)
                 await poll.run()
         finally:
             for upstream in list(self._all):
@@ -287,6 +293,7 @@ class DirectWorker:
             job,
             engine.max_tokens_field,
             budget_field=engine.budget_field,
+            reasoning_control=engine.ends_reasoning,
             images=engine.sees_images,
             sampling_fields=engine.sampling_fields,
             slot=slot if engine.pins_slots else None,
@@ -301,6 +308,13 @@ class DirectWorker:
         fixed = self._heads[job.endpoint]
         head = b"%b%bcontent-length: %d\r\n\r\n" % (fixed, lines, len(body))
         return (head + body,) if len(body) <= _JOIN_MAX else (head, body)
+
+    def _reasoning_end(self) -> ReasoningEnd | None:
+        """Say how a reasoning beyond its limit is ended there (J6)."""
+        engine = self._engine
+        if not engine.keeps_budget:
+            return None
+        return ReasoningEnd(self._reasoning.end if engine.ends_reasoning else None)
 
     def _take_idle(self, now: float) -> Upstream | None:
         while self._idle:

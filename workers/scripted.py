@@ -24,9 +24,11 @@ from router.messages import (
     Probe,
     ProbeResult,
     SlotView,
+    ToolPart,
     Usage,
 )
 from router.ports import Delivery, SourcePhase
+from router.waiting import WaitState
 
 
 @attrs.frozen
@@ -51,13 +53,15 @@ class Say:
     """Deliver *pieces* as deltas of one read.
 
     ``skip`` leaves out as many indices before the first (F5); ``repeat``
-    stamps the pieces with indices that were used before (F3).
+    stamps the pieces with indices that were used before (F3). ``tool`` says
+    whose arguments they are, where they are a tool call's.
     """
 
     pieces: tuple[str, ...]
     kind: Kind = Kind.TEXT
     skip: int = 0
     repeat: int = 0
+    tool: ToolPart | None = None
 
 
 @attrs.frozen
@@ -137,6 +141,11 @@ class ScriptedSource:
     index: int = 0
     closed_at: float | None = None
     slot: int | None = None
+    said: WaitState | None = None
+    reason: FinishReason | None = None
+    grace: int = 0
+    asked: int = 0
+    """How often it was asked to end its reasoning."""
     _room: trio.Event = attrs.field(factory=trio.Event)
 
     def pause(self) -> None:
@@ -149,6 +158,14 @@ class ScriptedSource:
         self.paused = False
         self.last_byte_at = trio.current_time()
         self._room.set()
+
+    def catch_up(self) -> None:
+        """See ``ports.Source``: nothing waits to be read."""
+
+    def end_reasoning(self) -> int:
+        """See ``ports.EndsReasoning``: it changes nothing in the script."""
+        self.asked += 1
+        return self.grace if self.asked == 1 else 0
 
     def finish_now(self) -> None:
         """Report Finished without usage.
@@ -201,6 +218,8 @@ class ScriptedWorker:
         self.counts: int | None = None
         self.dead = False
         self.probes = 0
+        #: Deltas of reasoning that it wants to be borne with when it is asked.
+        self.grace = 0
         self.sources: list[ScriptedSource] = []
         self._nursery: trio.Nursery | None = None
 
@@ -219,6 +238,7 @@ class ScriptedWorker:
             raise WorkerFailed(Fault(FaultKind.CONNECT, "connection refused"))
         now = trio.current_time()
         source = ScriptedSource(assignment, delivery, steps, now, now, slot=slot)
+        source.grace = self.grace
         self.sources.append(source)
         self._nursery.start_soon(self._play, source)
         return source
@@ -310,6 +330,7 @@ class ScriptedWorker:
                 source.close()
                 delivery.finished(Finished(assignment, step.reason, step.usage))
             case FinishWithoutUsage():
+                source.reason = FinishReason.STOP
                 self._enter(source, SourcePhase.FINISHING)
                 delivery.progress(assignment)
             case Fail():
@@ -327,7 +348,7 @@ class ScriptedWorker:
 def _stamp(source: ScriptedSource, step: Say) -> list[Delta]:
     first = source.index + step.skip - step.repeat
     deltas = [
-        Delta(source.assignment, first + n, step.kind, piece)
+        Delta(source.assignment, first + n, step.kind, piece, step.tool)
         for n, piece in enumerate(step.pieces)
     ]
     source.index = first + len(deltas)

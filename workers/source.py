@@ -15,11 +15,13 @@ import trio
 from router.errors import Fault, FaultKind
 from router.http1 import ProtocolError, ResponseHead, ResponseParser
 from router.ids import AssignmentId
-from router.messages import Endpoint
+from router.messages import Endpoint, FinishReason
 from router.openai.document import DOCUMENT_MAX, fault_of_absence, read_document
 from router.openai.upstream import AnswerReader, fault_of_reply
 from router.ports import Delivery, SourcePhase
 from router.sse import Parser, SseError
+from router.waiting import WaitState
+from workers.reasoning import ReasoningEnd
 from workers.transport import Address
 from workers.upstream import Upstream
 
@@ -70,6 +72,7 @@ class DirectSource:
         "_heard",
         "_parser",
         "_reader",
+        "_reasoning",
         "_reported",
         "_request",
         "_tried",
@@ -91,6 +94,7 @@ class DirectSource:
         *,
         early_head: bool,
         endpoint: Endpoint = Endpoint.CHAT,
+        reasoning: ReasoningEnd | None = None,
     ) -> None:
         """Hold *request*, the whole of it in order, for *assignment*.
 
@@ -103,6 +107,7 @@ class DirectSource:
             early_head: this engine answers 200 before it has looked at the
                 request, so the head accepts nothing (W8).
             endpoint: what the answer is to look like.
+            reasoning: ends its reasoning; None: that can't be done.
         """
         self.phase = SourcePhase.CONNECTING
         self.since = now
@@ -115,6 +120,7 @@ class DirectSource:
         self._request = request
         self._early_head = early_head
         self._endpoint = endpoint
+        self._reasoning = reasoning
         self._upstream: Upstream | None = None
         self._parser: ResponseParser | None = None
         self._head: ResponseHead | None = None
@@ -201,6 +207,23 @@ class DirectSource:
             self.paused = False
             self.last_byte_at = trio.current_time()
             self._upstream.read(True)
+
+    def end_reasoning(self) -> int:
+        """See ``ports.EndsReasoning``. Not a checkpoint."""
+        return 0 if self._reasoning is None else self._reasoning.end()
+
+    @property
+    def said(self) -> WaitState | None:
+        """Nothing: the worker is asked."""
+        return None
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """Why the answer ends, once that was read."""
+        return None if self._reader is None else self._reader.finish
+
+    def catch_up(self) -> None:
+        """Do nothing: no clock of a direct source is that short."""
 
     def finish_now(self) -> None:
         """Report Finished without waiting for usage. Not a checkpoint."""
@@ -347,7 +370,12 @@ class DirectSource:
         if head.status == 200 and self._endpoint is Endpoint.EMBEDDINGS:
             self._accept(now)
         elif head.status == 200 and streams:
-            self._reader = AnswerReader(self._assignment)
+            ending = self._reasoning
+            self._reader = (
+                AnswerReader(self._assignment)
+                if ending is None
+                else ending.reader(self._assignment)
+            )
             if not self._early_head:
                 self._accept(now)
         else:

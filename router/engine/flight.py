@@ -15,17 +15,33 @@ import trio
 from router.assignment import Attempts, Phase
 from router.commands import Command, Grant
 from router.engine.bell import Bell
+from router.engine.sieving import SievedReceiver
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.fence import Fence, Verdict
 from router.fence import State as FenceState
 from router.fleet import Fleet
 from router.ids import AssignmentId, RequestId, WorkerId
-from router.messages import Delta, Finished, Job
-from router.ports import Receiver, Source, SourcePhase, Taken, Worker
+from router.messages import (
+    Delta,
+    Finished,
+    FinishReason,
+    Job,
+    Signal,
+    SignalCode,
+)
+from router.ports import (
+    EndsReasoning,
+    Receiver,
+    Source,
+    SourcePhase,
+    Taken,
+    Worker,
+)
 from router.tally import Tally
 from router.waiting import Budgets, Wait, WaitState
 
 _NEXT: Final = Verdict.NEXT
+_MORE: Final = Taken.MORE
 
 
 @attrs.frozen
@@ -100,31 +116,46 @@ class Flight:
         self.attempts = Attempts(request)
         self._router = router
         self._receiver = receiver
+        self._sieved = receiver if isinstance(receiver, SievedReceiver) else None
+        self._signals: tuple[Signal, ...] = ()
         self._bell = Bell()
         self._grant: Grant | None = None
         self._wait: Wait | None = None
         self.fence = Fence()
         receiver.attach(self._has_room, self.gone)
 
+    def begin(self) -> None:
+        """Submit the request: it is live from here. Not a checkpoint.
+
+        ``run`` must follow, or ``retire`` where it was refused at once.
+        """
+        router = self._router
+        router.flights[self.request] = self
+        commands = router.fleet.submit(self.request, self.job.target, self.received_at)
+        entry = router.fleet.requests.get(self.request)
+        if entry is not None:
+            self.fence = entry.fence
+            self.attempts = entry.attempts
+        router.apply(commands)
+
+    def retire(self) -> None:
+        """Leave the router's books; what has not ended ends here. Once."""
+        if self.outcome is None:
+            self.gone()
+        del self._router.flights[self.request]
+        self._router.record(self)
+
     # --- the request's own task --------------------------------------------
 
     async def run(self) -> None:
-        """See the request to its end.
+        """See the request to its end, from its beginning where that is to come.
 
         A checkpoint, unless it is refused at once. Cancelled: the client
         counts as gone; fence, upstream and permit are let go at once.
         """
-        router = self._router
-        router.flights[self.request] = self
         try:
-            commands = router.fleet.submit(
-                self.request, self.job.target, self.received_at
-            )
-            entry = router.fleet.requests.get(self.request)
-            if entry is not None:
-                self.fence = entry.fence
-                self.attempts = entry.attempts
-            router.apply(commands)
+            if self.request not in self._router.flights:
+                self.begin()
             while self.outcome is None:
                 if self._grant is not None:
                     self._depart()
@@ -132,10 +163,7 @@ class Flight:
                 # If looking ended it, or got it a grant, the bell has rung.
                 await self._bell.wait_until(self._look(trio.current_time()))
         finally:
-            if self.outcome is None:
-                self.gone()
-            del router.flights[self.request]
-            router.record(self)
+            self.retire()
 
     def _depart(self) -> None:
         """Start the attempt that was granted."""
@@ -306,32 +334,73 @@ class Flight:
             tally.between_deltas.observe(now - self.last_delta_at)
         self.last_delta_at = now
         self.delta_count += count
-        if taken is Taken.FULL and source is not None:
-            source.pause()
+        if taken is not _MORE:
+            self._heed()
+
+    def _heed(self) -> None:
+        """Do what the receiver's answer asks for: FULL, or STEER (J4-J6)."""
+        sieved = self._sieved
+        owner = self.fence.owner
+        if sieved is not None and owner is not None:
+            ending = sieved.ending(owner, self._end_reasoning)
+            if isinstance(ending, Fault):
+                self._give_up(ending)
+                return
+            if ending is not None:
+                self._conclude(sieved, ending)
+                return
+            if not sieved.full:
+                return
+        if self.source is not None:
+            self.source.pause()
             self._bell.ring()
+
+    def _end_reasoning(self) -> int:
+        source: object = self.source
+        return source.end_reasoning() if isinstance(source, EndsReasoning) else 0
+
+    def _conclude(self, sieved: SievedReceiver, finished: Finished) -> None:
+        """End the answer by the router's own word, as a success."""
+        source, self.source = self.source, None
+        taken = sieved.conclude(finished)
+        router = self._router
+        now = trio.current_time()
+        commands = router.fleet.finished(finished.assignment, now, cut=True)
+        if source is not None:
+            source.close()
+        router.apply(commands)
+        self._end_with(taken, "router")
 
     def finished(self, finished: Finished) -> None:
         """See ``ports.Delivery``."""
         assignment = finished.assignment
         if assignment != self.fence.owner:
-            self._count(Verdict.LATE)
+            self._count_late()
             return
         self.source = None
+        if finished.reason is FinishReason.LENGTH and self._sieved is None:
+            words = "the answer ended at its limit of tokens"
+            self._signals = (Signal(SignalCode.MAX_TOKENS_REACHED, words, 0),)
+            finished = attrs.evolve(finished, signals=self._signals)
         taken = self._receiver.finish(finished)
         now = trio.current_time()
         self._router.apply(self._router.fleet.finished(assignment, now))
+        self._end_with(taken, "worker")
+
+    def _end_with(self, taken: Taken | Fault, closed_by: str) -> None:
+        """Say how an answer ended whose end the receiver was told."""
         if isinstance(taken, Fault):
             self.fault = taken
             self._tell(taken)
-            self._end("failed", "worker")
+            self._end("failed", closed_by)
             return
         gone = taken is Taken.GONE
-        self._end("cancelled" if gone else "completed", "client" if gone else "worker")
+        self._end("cancelled" if gone else "completed", "client" if gone else closed_by)
 
     def failed(self, assignment: AssignmentId, fault: Fault) -> None:
         """See ``ports.Delivery``."""
         if assignment != self.fence.owner:
-            self._count(Verdict.LATE)
+            self._count_late()
             return
         self.source = None
         router = self._router
@@ -385,6 +454,11 @@ class Flight:
         tally.disconnects[self.phase_at_end] += 1
         tally.cancel_latency.observe(trio.current_time() - before)
         self._end("cancelled", "client")
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """What was said out of band, so far (J5)."""
+        return self._signals if self._sieved is None else self._sieved.signals
 
     @property
     def silent_since(self) -> float:
@@ -477,6 +551,10 @@ class Flight:
         if source is not None and source.paused:
             source.resume()
             self._bell.ring()
+
+    def _count_late(self) -> None:
+        """Count an end of an assignment that owns the fence no more (F4)."""
+        self._count(Verdict.LATE if self.fence.owner is None else Verdict.STALE)
 
     def _count(self, verdict: Verdict) -> None:
         name = verdict.value

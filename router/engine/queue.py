@@ -10,7 +10,7 @@ import attrs
 from router.engine.bell import Bell
 from router.errors import Fault, FaultKind, RequestFailed
 from router.ids import WorkerId
-from router.messages import Delta, Finished, FinishReason, Kind, Usage
+from router.messages import Delta, Finished, FinishReason, Kind, Signal, Usage
 from router.ports import Taken
 
 #: Deltas that wait for the program before its worker is paused, and until it
@@ -136,6 +136,10 @@ class Completion:
     tool_calls: tuple[ToolCall, ...]
     reason: FinishReason
     usage: Usage | None
+    signals: tuple[Signal, ...] = ()
+    """What was said out of band, in order (J5)."""
+    unsupported: tuple[str, ...] = ()
+    """Sampling parameters that the engine lacks: it answered without (J3)."""
 
 
 class CompletionReceiver(_Untimed):
@@ -186,6 +190,7 @@ class CompletionReceiver(_Untimed):
             tuple(_tool_call(parts) for _, parts in sorted(calls.items())),
             self._end.reason,
             self._end.usage,
+            self._end.signals,
         )
 
     def _join(self, kind: Kind) -> str:

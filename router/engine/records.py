@@ -9,6 +9,7 @@ from typing import Any
 
 from router.crew import Member
 from router.engine.flight import Flight
+from router.messages import Signal
 from router.ports import Process
 from router.supervise import Keeper
 from router.waiting import WaitState
@@ -68,7 +69,29 @@ def flight_record(flight: Flight, now: float) -> dict[str, object]:
     if flight.fault is not None:
         record["reason"] = flight.fault.row.reason
         record["fault"] = flight.fault.kind.value
+    signals = flight.signals
+    if signals:
+        record["signals"] = [signal.code.value for signal in signals]
     return record
+
+
+def with_signals(record: Mapping[str, object], flight: Flight) -> Mapping[str, object]:
+    """Say the signals of *flight* whole, for who asked for this one request (J5).
+
+    A record holds their codes alone: it goes to the log (X2).
+    """
+    if "signals" not in record:
+        return record
+    return {**record, "signals": [signal_record(s) for s in flight.signals]}
+
+
+def signal_record(signal: Signal) -> dict[str, object]:
+    """Write one signal, fit for JSON (J5)."""
+    return {
+        "code": signal.code.value,
+        "message": signal.message,
+        "index": signal.index,
+    }
 
 
 def _since(born: float, at: float | None) -> float | None:

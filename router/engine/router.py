@@ -20,7 +20,13 @@ from router.catalog import Catalog
 from router.commands import Check, Command, Grant, Lose, Refuse, Rest, Settle
 from router.engine.flight import Flight, Limits
 from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
-from router.engine.records import Receipts, flight_record, member_status
+from router.engine.records import (
+    Receipts,
+    flight_record,
+    member_status,
+    with_signals,
+)
+from router.engine.sieving import Sieving
 from router.errors import Fault, FaultKind, RequestFailed
 from router.fleet import Fleet
 from router.ids import RequestId, WorkerId
@@ -83,6 +89,7 @@ class Router:
         self.on_request_end: Callable[[Mapping[str, object]], None] | None = None
         self._rng = rng
         self._catalog = Catalog(settings.models)
+        self._sieving = Sieving(settings)
         self._keepers: dict[WorkerId, Keeper] = {}
         self._processes: dict[WorkerId, Process] = {}
         self._receipts = Receipts(RECEIPTS_MAX)
@@ -114,6 +121,7 @@ class Router:
             request: from ``new_request_id``.
             client_ref: the client's own name for it, for the records.
         """
+        job, receiver = self._sieving.prepare(job, receiver)
         flight = Flight(self, request, job, receiver, client_ref, trio.current_time())
         if self._refusal is not None:
             flight.refused(self._refusal)
@@ -288,7 +296,8 @@ class Router:
         """Show one request, live or among the last that ended (X3)."""
         flight = self.flights.get(RequestId(request))
         if flight is not None:
-            return flight_record(flight, trio.current_time())
+            record = flight_record(flight, trio.current_time())
+            return with_signals(record, flight)
         return self._receipts.get(request)
 
     def record(self, flight: Flight) -> None:
@@ -303,7 +312,7 @@ class Router:
         self.tally.requests[model, flight.outcome or "failed"] += 1
         self.tally.duration.observe(now - flight.received_at)
         record = flight_record(flight, now)
-        self._receipts.add(flight.request, record)
+        self._receipts.add(flight.request, with_signals(record, flight))
         if self.on_request_end is not None:
             self.on_request_end(record)
 

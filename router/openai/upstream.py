@@ -124,6 +124,7 @@ def build_body(
     max_tokens_field: str = "max_tokens",
     *,
     budget_field: str | None = BUDGET,
+    reasoning_control: bool = False,
     images: bool = True,
     sampling_fields: Mapping[str, str] = OPENAI_FIELDS,
     slot: int | None = None,
@@ -137,6 +138,8 @@ def build_body(
         job: is not changed; each attempt writes its own body (A3).
         max_tokens_field: the name that this engine knows for a chat's limit.
         budget_field: its name for the limit of reasoning; None: it has none.
+        reasoning_control: it must be told ahead that a limited reasoning may be
+            ended from outside (J6).
         images: False: this worker sees none, so a job that may lose them gets
             a note in the place of each (B69).
         sampling_fields: its names for those of ``VARYING`` that it knows; the
@@ -146,6 +149,8 @@ def build_body(
     body: dict[str, Any] = {
         name: value for name, value in job.extras.items() if name not in OWNED
     }
+    if reasoning_control and BUDGET in body:
+        body["reasoning_control"] = True
     if budget_field != BUDGET and BUDGET in body:
         budget = body.pop(BUDGET)
         if budget_field is not None:

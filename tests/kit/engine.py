@@ -70,6 +70,10 @@ class FakeEngine:
         self.before_body = False
 
         self.seen: list[Exchange] = []
+        #: Bodies that llama-server's control endpoint was sent.
+        self.controls: list[Any] = []
+        #: Set at the first of them.
+        self.told = trio.Event()
         #: Paths of the control requests, in order.
         self.probes: list[str] = []
         #: Connections accepted so far, and open now.
@@ -148,6 +152,11 @@ class FakeEngine:
     async def wait_changed(self) -> None:
         """Wait for a change of ``refuse`` or ``read_limit``. A checkpoint."""
         await self._changed.wait()
+
+    def controlled(self, body: Any) -> None:
+        """Note one call of the control endpoint."""
+        self.controls.append(body)
+        self.told.set()
 
     def arrived(self, exchange: Exchange) -> None:
         """Note one chat request."""

@@ -25,6 +25,9 @@ class EngineFacts(Protocol):
     counts: int | None
     sees: bool
 
+    def controlled(self, body: Any) -> None:
+        """Note what the control endpoint was sent."""
+
     @property
     def processing(self) -> int:
         """Slots at work."""
@@ -48,6 +51,9 @@ async def answer_probe(engine: EngineFacts, x: Exchange) -> None:
         await _models(engine, x)
     elif path in _COUNTS.get(engine.kind, {}) and engine.counts is not None:
         await x.json(200, {_COUNTS[engine.kind][path]: engine.counts})
+    elif path == "/v1/chat/completions/control" and engine.kind == "llama-server":
+        engine.controlled(x.body)
+        await x.json(200, {"success": True})
     elif engine.kind == "llama-server":
         await _llama(engine, x, path)
     elif engine.kind == "vllm":

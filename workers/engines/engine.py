@@ -35,6 +35,10 @@ class Engine(Protocol):
     """A request can name the slot that is to serve it (W2)."""
     budget_field: str | None
     """What it calls the limit of reasoning tokens; None: it has none."""
+    keeps_budget: bool
+    """It is known to keep that limit by itself (J6)."""
+    ends_reasoning: bool
+    """It ends a reasoning when it is told to (J6)."""
     sees_images: bool
     """False: it is known to see none."""
 

@@ -30,6 +30,8 @@ class Generic:
     early_head = False
     pins_slots = False
     budget_field: str | None = "thinking_budget_tokens"
+    keeps_budget = False
+    ends_reasoning = False
     sees_images = True
 
     def __init__(self, models: Sequence[str] = ()) -> None:

@@ -45,6 +45,8 @@ class LlamaServer:
     early_head = False
     pins_slots = True
     budget_field: str | None = "thinking_budget_tokens"
+    keeps_budget = True
+    ends_reasoning = True
 
     def __init__(self) -> None:
         """Know nothing of its build yet."""

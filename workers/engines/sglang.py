@@ -41,6 +41,8 @@ class Sglang:
     early_head = False
     pins_slots = False
     budget_field: str | None = None
+    keeps_budget = False
+    ends_reasoning = False
     sees_images = True
 
     def __init__(self) -> None:

@@ -36,6 +36,8 @@ class Vllm:
     early_head = True
     pins_slots = False
     budget_field: str | None = "thinking_token_budget"
+    keeps_budget = True
+    ends_reasoning = False
     sees_images = True
 
     async def probe(self, control: Control, health_url: str | None) -> Probe:
