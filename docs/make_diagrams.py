@@ -23,10 +23,11 @@ DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 # After the path, since this is a script and no part of a package.
-from router import assignment, errors, fence, lifecycle, waiting  # noqa: E402
+from router import assignment, errors, fence, lifecycle, ports, waiting  # noqa: E402
 from router.anthropic import machine as message  # noqa: E402
 from router.anthropic.errors import STATUSES  # noqa: E402
 from router.sieve import convention  # noqa: E402
+from workers.wire import attempt, inbound, opening  # noqa: E402
 
 #: What stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 BLOCK: Final = re.compile(
@@ -72,6 +73,9 @@ MACHINES: Final[Mapping[str, Machine]] = {
     "convention": Machine(
         convention, convention.Place, otherwise=convention.Place.TEXT
     ),
+    "opening": Machine(opening, opening.State),
+    "attempt": Machine(attempt, ports.SourcePhase),
+    "inbound": Machine(inbound, inbound.State),
 }
 
 

@@ -34,6 +34,9 @@ class FaultKind(Word):
     CONNECT = "connect"
     #: The worker is full or asked us to come back: 429, 503, 529, other 5xx.
     DECLINED = "declined"
+    #: Others have the slots of an agent that several routers share; it was not
+    #: tried (P3, A3).
+    NO_SLOT = "no_slot"
     #: The worker is loading its model; it was not tried (A3).
     LOADING = "loading"
     #: 401 or 403: our key for that worker is wrong (A4).
@@ -146,6 +149,9 @@ FAULTS: Final[Mapping[FaultKind, FaultRow]] = {
         "connect_failed", 502, "worker_lost", moves=True, counts=True
     ),
     FaultKind.DECLINED: _row(
+        "no_worker", 503, "no_worker_available", moves=True, anthropic_type=_OVERLOADED
+    ),
+    FaultKind.NO_SLOT: _row(
         "no_worker", 503, "no_worker_available", moves=True, anthropic_type=_OVERLOADED
     ),
     FaultKind.LOADING: _row(

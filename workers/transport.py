@@ -8,7 +8,7 @@ failures of the network or of TLS are `OSError`.
 import socket
 import ssl
 from contextlib import suppress
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, Self, TypeAlias
 
 from workers.poll import READ, WRITE
 
@@ -53,8 +53,10 @@ class Transport(Protocol):
             OSError: the stream is broken.
         """
 
-    def recv(self) -> bytes | None:
+    def recv(self, size: int = READ_SIZE) -> bytes | None:
         """Give all that one read brings: None for nothing yet, b"" for the end.
+
+        *size*: bytes to read from the socket at most.
 
         Raises:
             OSError: the stream is broken.
@@ -109,6 +111,13 @@ class PlainTransport:
         """
         self._sock = _dial(address)
 
+    @classmethod
+    def accepted(cls, sock: socket.socket) -> Self:
+        """Own a connection that somebody made to us; *sock* is non-blocking."""
+        self = cls.__new__(cls)
+        self._sock = sock
+        return self
+
     def fileno(self) -> int:
         """Give the socket's number."""
         return self._sock.fileno()
@@ -124,10 +133,10 @@ class PlainTransport:
         except BlockingIOError:
             return 0
 
-    def recv(self) -> bytes | None:
+    def recv(self, size: int = READ_SIZE) -> bytes | None:
         """Give what one read brings."""
         try:
-            return self._sock.recv(READ_SIZE)
+            return self._sock.recv(size)
         except BlockingIOError:
             return None
 
@@ -154,13 +163,27 @@ class TlsTransport:
         Raises:
             OSError: no connection can be made.
         """
+        self._wrap(tls, name)
+        self._sock = _dial(address)
+
+    @classmethod
+    def accepted(cls, sock: socket.socket, tls: ssl.SSLContext) -> Self:
+        """Own a connection that somebody made to us; *sock* is non-blocking."""
+        self = cls.__new__(cls)
+        self._wrap(tls, None)
+        self._sock = sock
+        return self
+
+    def _wrap(self, tls: ssl.SSLContext, name: str | None) -> None:
+        """Make the TLS layer: a client's of the server *name*, or a server's."""
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
-        self._tls = tls.wrap_bio(self._in, self._out, server_hostname=name)
+        self._tls = tls.wrap_bio(
+            self._in, self._out, server_side=name is None, server_hostname=name
+        )
         self._rest = b""
         self._connected = False
         self._ready = False
-        self._sock = _dial(address)
 
     @property
     def unsent(self) -> bool:
@@ -208,9 +231,9 @@ class TlsTransport:
             self._flush()
         return taken
 
-    def recv(self) -> bytes | None:
+    def recv(self, size: int = READ_SIZE) -> bytes | None:
         """Give all plaintext that one read of the socket brings."""
-        filled = self._fill()
+        filled = self._fill(size)
         pieces = []
         ended = False
         try:
@@ -232,10 +255,10 @@ class TlsTransport:
         with suppress(OSError):
             self._sock.close()
 
-    def _fill(self) -> int | None:
+    def _fill(self, size: int = READ_SIZE) -> int | None:
         """Move one read into the TLS layer: its length, None for nothing yet."""
         try:
-            octets = self._sock.recv(READ_SIZE)
+            octets = self._sock.recv(size)
         except BlockingIOError:
             return None
         if octets:

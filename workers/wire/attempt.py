@@ -1,0 +1,441 @@
+"""One attempt on an agent, at the router's end of the wire (F8, P6).
+
+Rule 1: every change of its phase is a row of ``TRANSITIONS``; a message that
+has no row ends this attempt and no other. Rule 2: while it is paused, all that
+comes is held in order, and never more than its credit. Pure.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from router.errors import Fault, FaultKind, LocalError
+from router.ids import AssignmentId
+from router.messages import Delta, FinishReason, Kind, ToolPart, Usage
+from router.messages import Finished as WholeAnswer
+from router.openai.document import DOCUMENT_MAX
+from router.ports import Delivery, SourcePhase
+from router.waiting import WaitState
+from router.words import Word
+from workers.wire.faults import fault_of, fault_of_decline
+from workers.wire.frames import (
+    DELTA_COST,
+    PART_MAX,
+    TEXT_MAX,
+    Accepted,
+    Cancel,
+    Credit,
+    Declined,
+    Failed,
+    Finished,
+    Finishing,
+    Message,
+    Part,
+    Piece,
+    RichDelta,
+    Waiting,
+    pack,
+)
+
+#: What an agent may send beyond its credit: the delta that used it up.
+OVERDRAFT_MAX: Final = DELTA_COST + 4 * TEXT_MAX
+#: Deltas that are handed over in one go when a paused source goes on.
+RESUME_BATCH: Final = 64
+
+
+class Event(Word):
+    """What moves an assignment at the router's end."""
+
+    #: The last part of the job is with the kernel.
+    WRITTEN = "written"
+    ACCEPTED = "accepted"
+    DECLINED = "declined"
+    #: The agent tells what the silence means, or that the head is here.
+    WAITING = "waiting"
+    HEAD = "head"
+    DELTA = "delta"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+_P: Final = SourcePhase
+TRANSITIONS: Final[Mapping[SourcePhase, Mapping[Event, SourcePhase]]] = {
+    # An agent that is sure to decline need not read the job first.
+    _P.SENDING: {
+        Event.WRITTEN: _P.OFFERED,
+        Event.DECLINED: _P.CLOSED,
+        # A job is read as soon as it is here, which may be before the kernel's
+        # word that it is gone from here.
+        Event.ACCEPTED: _P.AWAITING_HEAD,
+    },
+    _P.OFFERED: {
+        Event.ACCEPTED: _P.AWAITING_HEAD,
+        Event.DECLINED: _P.CLOSED,
+    },
+    _P.AWAITING_HEAD: {
+        Event.WRITTEN: _P.AWAITING_HEAD,
+        # A duplicate offer is acknowledged again (F8).
+        Event.ACCEPTED: _P.AWAITING_HEAD,
+        Event.WAITING: _P.AWAITING_HEAD,
+        Event.HEAD: _P.STREAMING,
+        Event.DELTA: _P.STREAMING,
+        Event.FINISHING: _P.FINISHING,
+        Event.FINISHED: _P.CLOSED,
+        Event.FAILED: _P.CLOSED,
+    },
+    _P.STREAMING: {
+        Event.WRITTEN: _P.STREAMING,
+        Event.ACCEPTED: _P.STREAMING,
+        Event.HEAD: _P.STREAMING,
+        Event.DELTA: _P.STREAMING,
+        Event.FINISHING: _P.FINISHING,
+        Event.FINISHED: _P.CLOSED,
+        Event.FAILED: _P.CLOSED,
+    },
+    _P.FINISHING: {
+        Event.ACCEPTED: _P.FINISHING,
+        # An engine that says a last word behind its finish reason.
+        Event.DELTA: _P.FINISHING,
+        Event.FINISHING: _P.FINISHING,
+        Event.FINISHED: _P.CLOSED,
+        Event.FAILED: _P.CLOSED,
+    },
+    _P.CLOSED: {},
+}
+
+_STATES: Final[Mapping[str, WaitState]] = {state.value: state for state in WaitState}
+_EVENTS: Final[Mapping[type[Message], Event]] = {
+    Accepted: Event.ACCEPTED,
+    Declined: Event.DECLINED,
+    RichDelta: Event.DELTA,
+    Piece: Event.DELTA,
+    Finishing: Event.FINISHING,
+    Finished: Event.FINISHED,
+    Failed: Event.FAILED,
+}
+_STREAMING: Final[SourcePhase] = SourcePhase.STREAMING
+# Typed wide: the engine may close a source in any call into it.
+_CLOSED: Final[SourcePhase] = SourcePhase.CLOSED
+
+
+class End(Protocol):
+    """The connection, as one attempt on it needs it."""
+
+    def now(self) -> float:
+        """Give the time, in seconds."""
+
+    def put(self, message: Message) -> None:
+        """Queue *message*, if the connection is still there."""
+
+    def forget(self, source: "RemoteSource") -> None:
+        """*source* is over."""
+
+    def catch_up(self) -> None:
+        """Read what has arrived on this connection."""
+
+    def end_reasoning(self, source: "RemoteSource") -> int:
+        """See ``ports.EndsReasoning``."""
+
+
+class RemoteSource:
+    """One attempt on an agent. Implements ``ports.Source``; an outbox's body.
+
+    Invariant: while ``paused``, all that comes is held, in order, and its cost
+    is within the credit that was granted (P6).
+    """
+
+    __slots__ = (
+        "_end",
+        "_granted",
+        "_held",
+        "_job",
+        "_sent",
+        "_window",
+        "assignment",
+        "count",
+        "deliver",
+        "delivery",
+        "last_byte_at",
+        "number",
+        "paused",
+        "phase",
+        "pieces",
+        "reason",
+        "refill_at",
+        "said",
+        "since",
+        "spent",
+    )
+
+    partial_head: Final = False
+
+    def __init__(
+        self,
+        end: End,
+        number: int,
+        assignment: AssignmentId,
+        delivery: Delivery,
+        job: bytes,
+        window: int,
+        now: float,
+    ) -> None:
+        """Nothing is sent by itself: see `routing.RouterEnd.offer`."""
+        self.number = number
+        self.assignment = assignment
+        self.delivery = delivery
+        self.deliver = delivery.deltas
+        self.phase = SourcePhase.SENDING
+        self.since = now
+        self.last_byte_at = now
+        self.paused = False
+        self.said: WaitState | None = None
+        self.reason: FinishReason | None = None
+        #: Deltas that came: one more than the last one's index.
+        self.count = 0
+        #: Credit that deltas have used, and from when on more is granted.
+        self.spent = 0
+        self.refill_at = window // 2
+        self._granted = window
+        self._window = window
+        self._end = end
+        self._job = job
+        self._sent = 0
+        self._held: deque[Delta | Message] = deque()
+        self.pieces: list[str] = []
+
+    # ---- ports.Source ----
+
+    def pause(self) -> None:
+        """Hold what comes, and grant no more credit. Not a checkpoint."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Hand over what was held, and grant credit. Not a checkpoint."""
+        if not self.paused:
+            return
+        self.paused = False
+        self.last_byte_at = self._end.now()
+        held = self._held
+        while held and not self.paused and self.phase is not _CLOSED:
+            if not isinstance(held[0], Delta):
+                self.take(held.popleft())  # type: ignore[arg-type]
+                continue
+            batch: list[Delta] = []
+            while held and len(batch) < RESUME_BATCH and isinstance(held[0], Delta):
+                batch.append(held.popleft())  # type: ignore[arg-type]
+            self.deliver(self.assignment, batch)
+        if self.spent >= self.refill_at:
+            self.refill()
+
+    def catch_up(self) -> None:
+        """Read what has arrived. Not a checkpoint."""
+        self._end.catch_up()
+
+    def finish_now(self) -> None:
+        """Report Finished without usage. Not a checkpoint."""
+        if self.phase is not SourcePhase.FINISHING or self.reason is None:
+            return
+        reason = self.reason
+        self.close()
+        self.delivery.finished(WholeAnswer(self.assignment, reason))
+
+    def end_reasoning(self) -> int:
+        """See ``ports.EndsReasoning``. Not a checkpoint."""
+        return self._end.end_reasoning(self)
+
+    def close(self) -> None:
+        """Abandon the attempt: the agent is told. Not a checkpoint."""
+        if self.phase is _CLOSED:
+            return
+        self.let_go()
+        self._end.put(Cancel(self.number))
+
+    # ---- an outbox's body ----
+
+    def next_part(self) -> bytes:
+        """Give the job's next part."""
+        at = self._sent
+        if at >= len(self._job):
+            return b""
+        part = self._job[at : at + PART_MAX]
+        self._sent = at + len(part)
+        return pack(Part(self.number, at, part))
+
+    def written(self) -> None:
+        """Enter OFFERED when the whole job is with the kernel."""
+        self.last_byte_at = self._end.now()
+        if self._sent >= len(self._job) and self._job:
+            self._job = b""
+            self._written()
+
+    def _written(self) -> None:
+        phase = TRANSITIONS[self.phase].get(Event.WRITTEN)
+        if phase is not None and phase is not self.phase:
+            self._enter(phase, self.last_byte_at)
+            self.delivery.progress(self.assignment)
+
+    # ---- its end's calls ----
+
+    def take(self, message: Message) -> None:
+        """Take any message of this assignment but plain deltas."""
+        now = self._end.now()
+        self.last_byte_at = now
+        if isinstance(message, Waiting):
+            self._wait(message, now)
+            return
+        if self.paused:
+            self._hold(message)
+            return
+        phase = TRANSITIONS[self.phase].get(_EVENTS[type(message)])
+        if phase is None:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker's messages came awry."))
+            return
+        changed = phase is not self.phase
+        match message:
+            case Piece():
+                self._enter(phase, now)
+                self._take_piece(message)
+            case RichDelta():
+                self._enter(phase, now)
+                self._take_rich(message)
+            case Accepted():
+                if changed:
+                    self._job = b""
+                    self._enter(phase, now)
+                    self.delivery.accepted(self.assignment)
+            case Declined():
+                self._end_with(fault_of_decline(message))
+            case Failed():
+                self._end_with(fault_of(message))
+            case Finishing():
+                if changed and self._is_whole(message.count, message.reason):
+                    self._enter(phase, now)
+                    self.delivery.progress(self.assignment)
+            case Finished() if self._is_whole(message.count, message.reason):
+                self._finish(message)
+
+    def begin_delta(self, delta: Delta, now: float) -> bool:
+        """Look at a plain delta that is not simply the next of a stream.
+
+        True: hand it over. False: it is held, or was refused.
+        """
+        if self.paused:
+            self._hold(delta)
+            return False
+        phase = TRANSITIONS[self.phase].get(Event.DELTA)
+        if phase is None:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker's messages came awry."))
+            return False
+        self._enter(phase, now)
+        return True
+
+    def refill(self) -> None:
+        """Grant credit anew, unless the client is behind."""
+        if self.paused or self.phase is _CLOSED:
+            return
+        self._granted = self.spent + self._window
+        self.refill_at = self.spent + self._window // 2
+        self._end.put(Credit(self.number, self._granted))
+
+    def lose(self, fault: Fault) -> None:
+        """The connection is gone. What has come whole is whole all the same."""
+        if any(isinstance(message, Finished) for message in self._held):
+            return
+        if self.phase is not _CLOSED:
+            self._end_with(fault)
+
+    def fail(self, fault: Fault) -> None:
+        """End the attempt for what the agent did to it; tell the agent."""
+        self.close()
+        self.delivery.failed(self.assignment, fault)
+
+    def let_go(self) -> None:
+        """Leave the books: nothing that comes is for this attempt any more."""
+        self.phase = _CLOSED
+        self._job = b""
+        self._held.clear()
+        self.pieces.clear()
+        self._end.forget(self)
+
+    def joined(self, text: str) -> str:
+        """Put the pieces that came before *text* in front of it."""
+        text = "".join(self.pieces) + text
+        self.pieces.clear()
+        return text
+
+    # ---- inner parts ----
+
+    def _hold(self, what: Delta | Message) -> None:
+        if self.spent > self._granted + OVERDRAFT_MAX:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker overran its credit."))
+        else:
+            self._held.append(what)
+
+    def _enter(self, phase: SourcePhase, now: float) -> None:
+        if phase is not self.phase:
+            self.phase = phase
+            self.since = now
+
+    def _wait(self, message: Waiting, now: float) -> None:
+        state = _STATES.get(message.state)
+        if state is not None:
+            if self.phase is SourcePhase.AWAITING_HEAD:
+                self.said = state
+        elif message.state == "head":
+            phase = TRANSITIONS[self.phase].get(Event.HEAD)
+            if phase is not None and phase is not self.phase:
+                self._enter(phase, now)
+                self.delivery.progress(self.assignment)
+
+    def _take_piece(self, piece: Piece) -> None:
+        self.pieces.append(piece.text)
+        if sum(map(len, self.pieces)) > DOCUMENT_MAX:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker's answer is too long."))
+
+    def _take_rich(self, rich: RichDelta) -> None:
+        text = self.joined(rich.text)
+        try:
+            kind = Kind(rich.kind)
+        except ValueError:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker sent an unknown kind."))
+            return
+        tool = rich.tool
+        part = None if tool is None else ToolPart(tool.index, tool.id, tool.name)
+        if (kind is Kind.TOOL_CALL) is (part is None):
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker sent half a tool call."))
+            return
+        self.count = max(self.count, rich.index + 1)
+        delta = Delta(self.assignment, rich.index, kind, text, part, rich.logprobs)
+        self.deliver(self.assignment, [delta])
+
+    def _is_whole(self, count: int, reason: str) -> bool:
+        """Check an end against what came before it (F5, F7)."""
+        try:
+            self.reason = FinishReason(reason)
+        except ValueError:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker ended in an unknown way."))
+            return False
+        if count != self.count or self.pieces:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
+            return False
+        return True
+
+    def _finish(self, message: Finished) -> None:
+        reason = self.reason
+        if reason is None:
+            raise LocalError(f"{self.assignment} finishes without a reason")
+        tokens = message.usage
+        usage = None
+        if tokens is not None:
+            usage = Usage(
+                tokens.prompt, tokens.completion, tokens.cached, tokens.reasoning
+            )
+        self.let_go()
+        self.delivery.finished(
+            WholeAnswer(self.assignment, reason, usage, message.stop_sequence)
+        )
+
+    def _end_with(self, fault: Fault) -> None:
+        self.let_go()
+        self.delivery.failed(self.assignment, fault)

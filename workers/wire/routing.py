@@ -1,0 +1,327 @@
+"""The router's end of an open wire: assignments out, deltas in (P2, P7, F8).
+
+Rule: one read is fanned out in one synchronous chain, and every call into the
+engine may close any source. Pure: the clock and the bytes are the caller's.
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from router.errors import Fault, FaultKind, LocalError
+from router.ids import AssignmentId, RequestId
+from router.messages import Delta, Endpoint, Job, Kind
+from router.ports import Delivery, SourcePhase
+from workers.wire.attempt import RemoteSource
+from workers.wire.frames import (
+    DELTA_COST,
+    PART_MAX,
+    WINDOW,
+    Bye,
+    Cancel,
+    Counted,
+    Declined,
+    Deltas,
+    Draining,
+    EndReasoning,
+    Message,
+    Observation,
+    Offer,
+    Part,
+    Piece,
+    Reader,
+    Reason,
+    RichDelta,
+    Seen,
+    WireError,
+    pack,
+)
+from workers.wire.jobs import encode_job
+from workers.wire.opening import heard
+from workers.wire.outbox import Outbox
+
+#: Kinds of a delta that has a text and nothing else, by their number.
+PLAIN_KINDS: Final = (Kind.TEXT, Kind.REASONING, Kind.REFUSAL)
+#: Credit of an answer that is one document: nobody reads a part of it.
+DOCUMENT_WINDOW: Final = 4 * 1024 * 1024
+#: Deltas of reasoning to bear with after the engine was asked to end it.
+REASONING_GRACE: Final = 64
+#: The capability of an agent that counts tokens, and of one that ends reasoning.
+COUNTS: Final = "count"
+ENDS_REASONING: Final = "end_reasoning"
+
+_STREAMING: Final[SourcePhase] = SourcePhase.STREAMING
+
+
+class Port(Protocol):
+    """Who stands behind the router's end of one connection."""
+
+    def now(self) -> float:
+        """Give the time, in seconds."""
+
+    def observed(self, observation: Observation) -> None:
+        """The agent says what it is."""
+
+    def draining(self) -> None:
+        """The agent takes no more."""
+
+    def catch_up(self) -> None:
+        """Read what has arrived on this connection."""
+
+    def report_bug(self, where: str, bug: Exception) -> None:
+        """Log and count an exception that was kept to one assignment (L1)."""
+
+
+class _Count:
+    """A question for the tokens of a prompt; an outbox's body."""
+
+    def __init__(
+        self, number: int, job: bytes, told: Callable[[int | None], None]
+    ) -> None:
+        self.told = told
+        self._number = number
+        self._job = job
+        self._sent = 0
+
+    def next_part(self) -> bytes:
+        """Give the job's next part."""
+        at = self._sent
+        part = self._job[at : at + PART_MAX]
+        self._sent = at + len(part)
+        return pack(Part(self._number, at, part)) if part else b""
+
+    def written(self) -> None:
+        """Nobody waits for that."""
+
+
+def cost_of(message: RichDelta | Piece) -> int:
+    """Count what a delta with more than a text takes of its credit."""
+    cost = DELTA_COST + len(message.text.encode())
+    if isinstance(message, RichDelta) and message.logprobs is not None:
+        cost += len(message.logprobs)
+    return cost
+
+
+class RouterEnd:
+    """All that one open connection carries, seen from its router."""
+
+    def __init__(
+        self,
+        port: Port,
+        reader: Reader,
+        epoch: int,
+        capabilities: frozenset[str],
+        ring: Callable[[], None],
+    ) -> None:
+        """*reader* and *epoch* are the opening's; *ring*: see `Outbox`."""
+        self.port = port
+        self.outbox = Outbox(ring)
+        self.sources: dict[int, RemoteSource] = {}
+        self.capabilities = capabilities
+        self.closed = False
+        #: Messages for assignments that are over (F4), and all that were read.
+        self.late = 0
+        self._reader = reader
+        self._epoch = epoch
+        self._numbers = 0
+        self._counts: dict[int, _Count] = {}
+
+    # ---- attempt.End ----
+
+    def now(self) -> float:
+        """Give the time."""
+        return self.port.now()
+
+    def put(self, message: Message) -> None:
+        """Queue *message*, if the connection is still there."""
+        if not self.closed:
+            self.outbox.put(message)
+
+    def forget(self, source: RemoteSource) -> None:
+        """*source* is over."""
+        self.sources.pop(source.number, None)
+
+    def catch_up(self) -> None:
+        """Read what has arrived."""
+        self.port.catch_up()
+
+    def end_reasoning(self, source: RemoteSource) -> int:
+        """Have the engine of *source* reason no longer, where that can be asked."""
+        if ENDS_REASONING not in self.capabilities:
+            return 0
+        self.put(EndReasoning(source.number))
+        return REASONING_GRACE
+
+    # ---- calls from the router ----
+
+    def offer(
+        self, assignment: AssignmentId, job: Job, delivery: Delivery, waiting: int
+    ) -> RemoteSource:
+        """Begin an attempt: its offer and its parts are queued.
+
+        Args:
+            assignment: new, and never offered before.
+            job: what is to be done.
+            delivery: the engine's end.
+            waiting: jobs for the same model that wait behind it.
+        """
+        octets = encode_job(job)
+        window = DOCUMENT_WINDOW if job.endpoint is Endpoint.EMBEDDINGS else WINDOW
+        number = self._numbers = self._numbers + 1
+        source = RemoteSource(
+            self, number, assignment, delivery, octets, window, self.port.now()
+        )
+        self.sources[number] = source
+        self._send_offer(number, assignment, job.target, len(octets), window, waiting)
+        self.outbox.put_body(source)
+        return source
+
+    def count(self, job: Job, told: Callable[[int | None], None]) -> int:
+        """Ask for the tokens of *job*'s prompt; give a number to drop it by."""
+        octets = encode_job(job)
+        number = self._numbers = self._numbers + 1
+        counting = self._counts[number] = _Count(number, octets, told)
+        # It is nobody's assignment.
+        assignment = AssignmentId(RequestId(f"count-{number}"), 1)
+        self._send_offer(number, assignment, job.target, len(octets), 0, 0, purpose=1)
+        self.outbox.put_body(counting)
+        return number
+
+    def drop_count(self, number: int) -> None:
+        """Want the count of this number no more. Idempotent."""
+        if self._counts.pop(number, None) is not None:
+            self.put(Cancel(number))
+
+    def end(self, fault: Fault) -> None:
+        """The connection is gone: everything on it ends with *fault*, at once."""
+        self.closed = True
+        for source in list(self.sources.values()):
+            source.lose(fault)
+        for counting in list(self._counts.values()):
+            counting.told(None)
+        self._counts.clear()
+
+    # ---- bytes from the agent ----
+
+    def received(self, octets: bytes, now: float) -> None:
+        """Take one read; all that it holds is delivered when this returns.
+
+        Raises:
+            WireError: the connection is of no more use.
+            ByeHeard: the agent closes it.
+        """
+        decode = self._reader.decode
+        for frame in self._reader.split(octets):
+            message = decode(frame)
+            if type(message) is Deltas:
+                self._deltas(message, now)
+            else:
+                self.take(message)
+
+    def take(self, message: Message) -> None:
+        """Take one message that is no `Deltas`. Raises as ``received``."""
+        number = getattr(message, "stream", None)
+        if number is not None:
+            if isinstance(message, Counted):
+                self._counted(message)
+                return
+            source = self.sources.get(number)
+            if source is not None:
+                self._guarded(source, message)
+            elif number in self._counts and isinstance(message, Declined):
+                self._counts.pop(number).told(None)
+            else:
+                self.late += 1
+        elif isinstance(message, Observation):
+            if message.epoch != self._epoch:
+                raise WireError(Reason.OUT_OF_ORDER, "an observation of another epoch")
+            self.put(Seen(message.sequence))
+            self.port.observed(message)
+        elif isinstance(message, Draining):
+            self.port.draining()
+        elif isinstance(message, Bye):
+            raise heard(message)
+        else:
+            raise WireError(
+                Reason.OUT_OF_ORDER, f"{type(message).__name__} on an open connection"
+            )
+
+    def _deltas(self, message: Deltas, now: float) -> None:
+        """Fan out one engine step. The hottest loop of the wire."""
+        get = self.sources.get
+        kinds = PLAIN_KINDS
+        for number, index, kind, text in message.entries:
+            source = get(number)
+            if source is None:
+                self.late += 1
+                continue
+            assignment = source.assignment
+            source.spent += DELTA_COST + (
+                len(text) if text.isascii() else len(text.encode())
+            )
+            source.count = index + 1
+            whole = source.joined(text) if source.pieces else text
+            delta = Delta(assignment, index, kinds[kind], whole)
+            try:
+                if (
+                    source.phase is _STREAMING and not source.paused
+                ) or source.begin_delta(delta, now):
+                    source.last_byte_at = now
+                    source.deliver(assignment, [delta])
+                if source.spent >= source.refill_at:
+                    source.refill()
+            except LocalError:
+                raise
+            except Exception as bug:  # noqa: BLE001 - L1: kept to one assignment
+                self._crash(source, bug)
+
+    def _guarded(self, source: RemoteSource, message: Message) -> None:
+        try:
+            if isinstance(message, RichDelta | Piece):
+                source.spent += cost_of(message)
+            source.take(message)
+            if source.spent >= source.refill_at:
+                source.refill()
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: kept to one assignment
+            self._crash(source, bug)
+
+    def _crash(self, source: RemoteSource, bug: Exception) -> None:
+        """End this attempt, and nothing else, for a bug of ours (L1)."""
+        self.port.report_bug("workers.wire", bug)
+        try:
+            source.fail(Fault(FaultKind.INTERNAL, "The router failed on this request."))
+        except LocalError:
+            raise
+        except Exception as second:  # noqa: BLE001 - the same request, again (L1)
+            self.port.report_bug("workers.wire", second)
+
+    def _counted(self, message: Counted) -> None:
+        counting = self._counts.pop(message.stream, None)
+        if counting is not None:
+            counting.told(message.tokens)
+
+    def _send_offer(
+        self,
+        number: int,
+        assignment: AssignmentId,
+        target: str,
+        size: int,
+        credit: int,
+        waiting: int,
+        *,
+        purpose: int = 0,
+    ) -> None:
+        self.put(
+            Offer(
+                number,
+                assignment.request,
+                assignment.attempt,
+                self._epoch,
+                target,
+                size,
+                credit,
+                waiting,
+                purpose,
+            )
+        )
