@@ -124,7 +124,7 @@ class MessageEncoder:
         self._prefix = b""
         #: The open block has had a delta.
         self._has_delta = False
-        #: The tool call whose block is open.
+        #: The tool call whose block is open; -1: none.
         self._call = -1
         self._ended_calls: set[int] = set()
         self._held: dict[int, _Call] = {}
@@ -183,6 +183,7 @@ class MessageEncoder:
         return b"event: error\ndata: %b\n\n" % body_of(fault, self._request)
 
     # ---- pieces ----
+    # What only goes on with an open block skips the table: its row leads back.
 
     def _go(self, step: Step) -> tuple[Piece, ...]:
         """Take *step*; give what it writes."""
@@ -217,8 +218,11 @@ class MessageEncoder:
         tool, text = delta.tool, delta.text
         assert tool is not None
         number = tool.index
-        if number == self._call and self._state is _TOOL:
-            return self._argue(text) if text else b""
+        if number == self._call:
+            if not text:
+                return b""
+            self._has_delta = True
+            return self._prefix + _encode(text) + _DELTA_END
         call = self._held.get(number)
         if call is None:
             if number in self._ended_calls:
