@@ -61,6 +61,7 @@ class WaitSettings:
     """``[waits]``: how long silence may last, by its kind (W)."""
 
     connect_ms: int = 3_000
+    offer_timeout_ms: int = 100
     poll_ms: int = 500
     busy_wait_ms: int = 600_000
     load_wait_ms: int = 300_000
@@ -74,11 +75,22 @@ class WaitSettings:
 
 @attrs.frozen
 class WorkerSettings:
-    """``[[worker]]``: one engine reached by URL."""
+    """``[[worker]]``: one engine, reached by URL or run by the router."""
 
     name: str
-    url: str
-    """``http://`` or ``https://``, with or without ``/v1``."""
+    url: str | None = None
+    """``http://`` or ``https://``, with or without ``/v1``; None: ``command``."""
+    command: tuple[str, ...] | None = None
+    """Program and arguments, without a shell; ``{port}``, ``{slots}`` and
+    ``{model}`` stand for those settings (L6). None: ``url``."""
+    port: int | None = None
+    """Of 127.0.0.1, where the command's server listens."""
+    model: str | None = None
+    """What ``{model}`` stands for."""
+    env: Mapping[str, str] = attrs.field(factory=dict)
+    """Set for the command, over what the router was started with."""
+    cwd: str | None = None
+    """Folder of the command; None: the router's own."""
     slots: int | None = None
     """None: what the engine says, else 4 (S5)."""
     engine: str = "auto"
@@ -88,6 +100,13 @@ class WorkerSettings:
     health_url: str | None = None
     settle_ms: int | None = None
     """None: the engine's own (S3)."""
+    pin_slots: bool = False
+    """Name the slot of each request: for llama-server (W2)."""
+    stop_grace_ms: int = 5_000
+    """Between SIGTERM and SIGKILL (L7)."""
+    max_restarts: int = 5
+    """In any ``restart_window_ms``; one more is a crash loop (L8)."""
+    restart_window_ms: int = 600_000
     api_key_env: str | None = None
     """Environment variable that holds this worker's key."""
 

@@ -27,6 +27,9 @@ def documented() -> dict[str, dict[str, str]]:
 
 def default(field: "attrs.Attribute[Any]") -> object:
     value = field.default
+    if field.name == "env":
+        # A table, which attrs makes anew for each.
+        return {}
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from router.config.contradictions import contradictions
 from router.config.reading import read_document
 from router.config.rendering import render
-from router.config.values import Check, checks
+from router.config.values import checks
 from router.errors import LocalError, RouterError
 from router.settings import Settings
 
@@ -84,7 +84,7 @@ def parse(
         document = tomllib.loads(source)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigInvalid([f"not TOML: {error}"]) from None
-    return _settings(_overlaid(document, listen, admin), checks(environ, directory))
+    return _settings(_overlaid(document, listen, admin), environ, directory)
 
 
 def of_urls(
@@ -97,7 +97,7 @@ def of_urls(
     """
     workers = [{"name": f"w{place}", "url": url} for place, url in enumerate(urls)]
     document = _overlaid({"worker": workers}, listen, admin)
-    return _settings(document, checks({}, Path.cwd()))
+    return _settings(document, {}, Path.cwd())
 
 
 def _overlaid(
@@ -112,10 +112,10 @@ def _overlaid(
 
 
 def _settings(
-    document: Mapping[str, Any], rules: Mapping[str, Mapping[str, Check]]
+    document: Mapping[str, Any], environ: Mapping[str, str] | None, directory: Path
 ) -> Settings:
-    settings, faults = read_document(document, rules)
-    faults += contradictions(document)
+    settings, faults = read_document(document, checks(environ, directory))
+    faults += contradictions(document, environ, directory)
     if faults:
         raise ConfigInvalid(faults)
     if settings is None:

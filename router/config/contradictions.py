@@ -5,8 +5,10 @@ other faults; what has the wrong type is passed over here.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from router.config.commands import command_faults
 from router.config.keys import join, quoted
 from router.settings import ServerSettings, WaitSettings
 
@@ -14,8 +16,10 @@ from router.settings import ServerSettings, WaitSettings
 ANY: Final = "*"
 
 
-def contradictions(document: Mapping[str, Any]) -> list[str]:
-    """Give all of them, each ``path: sentence``."""
+def contradictions(
+    document: Mapping[str, Any], environ: Mapping[str, str] | None, directory: Path
+) -> list[str]:
+    """Give all of them, each ``path: sentence``; arguments as ``config.load``."""
     workers = [w for w in _list(document.get("worker")) if isinstance(w, dict)]
     models = {
         name: model
@@ -24,6 +28,7 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
     }
     return [
         *_workers(document, workers),
+        *command_faults(workers, environ, directory),
         *_models(workers, models),
         *_listens(_dict(document.get("server")), _dict(document.get("admin"))),
         *_sizes(_dict(document.get("server"))),

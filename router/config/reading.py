@@ -39,7 +39,6 @@ SECTIONS: Final[Mapping[str, type]] = {
     "models": ModelSettings,
 }
 
-_URL_ONLY: Final = "this release reaches workers by url only"
 _NOT_YET: Final = "is not in this release"
 #: Keys that will come, with what is to be said of them until then.
 LATER: Final[Mapping[str, Mapping[str, str]]] = {
@@ -47,16 +46,7 @@ LATER: Final[Mapping[str, Mapping[str, str]]] = {
     "router": {},
     "waits": {"offer_timeout_ms": f"{_NOT_YET}: worker agents"},
     "worker": {
-        "command": _URL_ONLY,
-        "port": _URL_ONLY,
-        "agent": _URL_ONLY,
-        "env": f"{_URL_ONLY}, and starts none",
-        "cwd": f"{_URL_ONLY}, and starts none",
-        "model": f"{_URL_ONLY}, and starts none; models names what one serves",
-        "stop_grace_ms": f"{_URL_ONLY}, and starts none",
-        "max_restarts": f"{_URL_ONLY}, and starts none",
-        "restart_window_ms": f"{_URL_ONLY}, and starts none",
-        "pin_slots": f"{_NOT_YET}: requests are not pinned to engine slots",
+        "agent": f"{_NOT_YET}: give url, or command and port",
     },
 }
 

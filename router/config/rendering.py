@@ -34,6 +34,11 @@ def _table(values: attrs.AttrsInstance) -> Iterator[str]:
 def _value(value: Any) -> str:
     if isinstance(value, str):
         return quoted(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        pairs = (f"{key(name)} = {_value(entry)}" for name, entry in value.items())
+        return f"{{ {', '.join(pairs)} }}" if value else "{}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     return str(value)

@@ -82,8 +82,8 @@ def text(value: Any) -> str:
     return value
 
 
-def texts(each: Check = text, *, least: int = 0) -> Check:
-    """Take a list of strings, no two the same; a tuple comes out."""
+def texts(each: Check = text, *, least: int = 0, distinct: bool = True) -> Check:
+    """Take a list of strings, *distinct* ones by default; a tuple comes out."""
 
     def check(value: Any) -> tuple[str, ...]:
         if type(value) is not list:
@@ -98,7 +98,7 @@ def texts(each: Check = text, *, least: int = 0) -> Check:
             except ValueError as error:
                 wrong.append((index, str(error)))
                 continue
-            if checked in found:
+            if distinct and checked in found:
                 wrong.append((index, f"the same as [{found.index(checked)}]"))
             found.append(checked)
         if wrong:
@@ -106,6 +106,46 @@ def texts(each: Check = text, *, least: int = 0) -> Check:
         return tuple(found)
 
     return check
+
+
+def flag(value: Any) -> bool:
+    """Take true or false."""
+    if type(value) is not bool:
+        raise ValueError(f"needs true or false, got {kind_of(value)}")
+    return value
+
+
+def argument(value: Any) -> str:
+    """Take one argument of a command: any text that a program can be given."""
+    if type(value) is not str:
+        raise ValueError(f"needs a string, got {kind_of(value)}")
+    if "\0" in value:
+        raise ValueError("takes no zero byte")
+    return value
+
+
+def arguments(value: Any) -> tuple[str, ...]:
+    """Take a command: a list, its program first; a tuple comes out."""
+    if type(value) is str:
+        raise ValueError('takes no shell: write a list, ["program", "argument"]')
+    found: tuple[str, ...] = texts(argument, least=1, distinct=False)(value)
+    if not found[0].strip():
+        raise EntriesInvalid([(0, "needs a program")])
+    return found
+
+
+def variables(value: Any) -> Mapping[str, str]:
+    """Take a table of environment variables; what they hold is never repeated."""
+    if type(value) is not dict:
+        raise ValueError(f"needs a table of strings, got {kind_of(value)}")
+    for name, entry in value.items():
+        if not name or "=" in name or "\0" in name:
+            raise ValueError(f"{name!r} is no name of a variable")
+        if type(entry) is not str:
+            raise ValueError(f"{name} needs a string, got {kind_of(entry)}")
+        if "\0" in entry:
+            raise ValueError(f"{name} takes no zero byte")
+    return value
 
 
 def listen(value: Any) -> str:
@@ -240,6 +280,19 @@ def path_from(directory: Path) -> Check:
     return check
 
 
+def folder_from(directory: Path) -> Check:
+    """Take the path of a folder that is there."""
+    path = path_from(directory)
+
+    def check(value: Any) -> str:
+        name: str = path(value)
+        if not Path(name).is_dir():
+            raise ValueError(f"there is no folder {name}")
+        return name
+
+    return check
+
+
 def keys_file(directory: Path) -> Check:
     """Take the path of a file of client keys, and look into it (H8)."""
     path = path_from(directory)
@@ -299,11 +352,20 @@ def checks(
         "worker": {
             "name": worker_name,
             "url": worker_url,
+            "command": arguments,
+            "port": whole(1, 65_535),
+            "model": text,
+            "env": variables,
+            "cwd": folder_from(directory),
             "slots": whole(1, 65_536),
             "engine": engine,
             "models": texts(),
             "health_url": http_url,
             "settle_ms": ms(0),
+            "pin_slots": flag,
+            "stop_grace_ms": ms(0),
+            "max_restarts": whole(0, 1_000),
+            "restart_window_ms": ms(1_000),
             "api_key_env": set_variable(environ),
         },
         "models": {

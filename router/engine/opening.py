@@ -1,9 +1,12 @@
 """Bring a router to life, and to its end."""
 
+import logging
 import os
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 import trio
@@ -14,6 +17,10 @@ from router.ports import Worker
 from router.settings import Settings, WorkerSettings
 from router.supervise import Keeper
 from workers.direct import DirectWorker
+from workers.leftovers import sweep
+from workers.supervised import SupervisedWorker
+
+log: Final = logging.getLogger("fencepost.workers")
 
 #: Seconds between two measurements of how late the loop runs (X1).
 LAG_EVERY_S = 1.0
@@ -28,19 +35,24 @@ async def open_router(
 ) -> AsyncIterator[Router]:
     """Open a router for the length of an ``async with`` block.
 
-    Leaving the block ends every request and leaves no task and no socket
-    behind. Workers that do not answer yet are taken in when they do.
+    Leaving the block ends every request and leaves no task, no socket and no
+    process behind. Workers that do not answer yet are taken in when they do;
+    those with a command are run, and started again when they end.
 
     Args:
-        settings: a whole configuration; its workers come first.
+        settings: a whole configuration; its workers come first. With a
+            ``state_dir``, which must be there, the logs of workers that are run
+            go to it, and what a dead router has left of them is ended first.
         workers: more workers: a URL, its settings, or an adapter of your own.
         rng: for jitter and ties; pass a seeded one to repeat a run.
     """
     settings = settings or Settings()
     router = Router(settings, rng or random.Random())  # noqa: S311 - jitter only
+    everybody = (*settings.workers, *workers)
+    folder = await trio.to_thread.run_sync(_workers_folder, settings, everybody)
     async with trio.open_nursery() as nursery:
-        for worker in (*settings.workers, *workers):
-            keeper = _hire(router, worker)
+        for worker in everybody:
+            keeper = _hire(router, worker, folder)
             nursery.start_soon(keeper.run, name=f"worker {keeper.worker.id}")
         nursery.start_soon(_measure_lag, router)
         try:
@@ -53,9 +65,30 @@ async def open_router(
             nursery.cancel_scope.cancel()
 
 
-def _hire(router: Router, worker: str | WorkerSettings | Worker) -> Keeper:
+def _workers_folder(
+    settings: Settings, workers: Sequence[str | WorkerSettings | Worker]
+) -> Path | None:
+    """Make the folder of workers that are run; end what is left over there.
+
+    Blocking: for a thread.
+    """
+    if settings.server.state_dir is None:
+        return None
+    folder = Path(settings.server.state_dir, "workers")
+    if any(isinstance(w, WorkerSettings) and w.command is not None for w in workers):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    for left in sweep(folder):
+        log.warning("ended what a router that is gone had left: %s", left)
+    return folder
+
+
+def _hire(
+    router: Router, worker: str | WorkerSettings | Worker, folder: Path | None
+) -> Keeper:
     if isinstance(worker, str):
         worker = WorkerSettings(name=_name(worker), url=worker)
+    if isinstance(worker, WorkerSettings) and worker.command is not None:
+        return _run(router, worker, folder)
     if isinstance(worker, WorkerSettings):
         adapter: Worker = DirectWorker(
             worker,
@@ -63,8 +96,34 @@ def _hire(router: Router, worker: str | WorkerSettings | Worker) -> Keeper:
             environ=os.environ,
             report_bug=router.report_bug,
         )
-        return router.add(adapter, slots=worker.slots, models=worker.models)
+        return router.add(
+            adapter,
+            slots=worker.slots,
+            models=worker.models,
+            pin_slots=worker.pin_slots,
+        )
     return router.add(worker, slots=None, models=())
+
+
+def _run(router: Router, worker: WorkerSettings, folder: Path | None) -> Keeper:
+    adapter = SupervisedWorker(
+        worker,
+        router.settings.waits,
+        environ=os.environ,
+        report_bug=router.report_bug,
+        folder=folder,
+    )
+    keeper = router.add(
+        adapter,
+        slots=worker.slots,
+        models=worker.models,
+        pin_slots=worker.pin_slots,
+        process=adapter.process,
+    )
+    restarts = router.tally.restarts
+    adapter.told = keeper.told
+    adapter.process.on_restart = lambda: restarts.update([worker.name])
+    return keeper
 
 
 def _name(url: str) -> str:

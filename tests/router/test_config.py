@@ -1,3 +1,4 @@
+import os
 import tomllib
 from pathlib import Path
 
@@ -106,6 +107,20 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
         settle_ms = 0
         api_key_env = "GPU_KEY"
 
+        [[worker]]
+        name = "gpu-1"
+        command = ["sh", "serve", "{port}", "{slots}", "{model}"]
+        port = 9001
+        model = "m.gguf"
+        env = { CUDA_VISIBLE_DEVICES = "1" }
+        cwd = "/"
+        slots = 2
+        models = ["o"]
+        pin_slots = true
+        stop_grace_ms = 1
+        max_restarts = 2
+        restart_window_ms = 3000
+
         [models.m]
         aliases = ["gpt-4o", "*"]
         fallback = "n"
@@ -120,7 +135,9 @@ Call one with {"tool_calls": [{"name": "x", "arguments": {}}]} alone.
         loop_repeats_max = 20
     """
 
-    settings = parse(source, environ={"GPU_KEY": "sk-1"}, directory=tmp_path)
+    settings = parse(
+        source, environ={"GPU_KEY": "sk-1", "PATH": os.defpath}, directory=tmp_path
+    )
 
     assert settings == Settings(
         server=ServerSettings(
@@ -169,6 +186,20 @@ Call one with {"tool_calls": [{"name": "x", "arguments": {}}]} alone.
                 health_url="http://gpu0.example:9/health",
                 settle_ms=0,
                 api_key_env="GPU_KEY",
+            ),
+            WorkerSettings(
+                name="gpu-1",
+                command=("sh", "serve", "{port}", "{slots}", "{model}"),
+                port=9001,
+                model="m.gguf",
+                env={"CUDA_VISIBLE_DEVICES": "1"},
+                cwd="/",
+                slots=2,
+                models=("o",),
+                pin_slots=True,
+                stop_grace_ms=1,
+                max_restarts=2,
+                restart_window_ms=3000,
             ),
         ),
         models={
@@ -259,7 +290,7 @@ def test_d2_all_faults_are_told_at_once() -> None:
         ("drain_ms = 8", "worker[0].drain_ms: unknown key, it belongs to [server]"),
         (
             "zzz = 8",
-            "worker[0].zzz: unknown key: name, url, slots, engine, models, health_url",
+            "worker[0].zzz: unknown key: name, url, command, port, model, env, cwd",
         ),
         ('"a b" = 8', 'worker[0]."a b": unknown key'),
     ],
@@ -287,9 +318,167 @@ def test_d2_keys_of_later_releases_are_refused_with_a_sentence(section: str) -> 
         assert fault(head) == f"{path}{key}: {sentence}"
 
 
-def test_d2_a_worker_by_command_is_told_that_urls_are_the_way() -> None:
-    assert "worker[0].command: this release reaches workers by url only" in faults(
-        '[[worker]]\nname = "a"\ncommand = ["vllm", "serve"]'
+RUN = """
+[[worker]]
+name = "w0"
+command = ["sh", "-c", "serve --port {port}"]
+port = 9001
+"""
+
+
+def test_d2_a_worker_may_be_a_command_with_a_port() -> None:
+    assert read(RUN, PATH=os.defpath).workers == (
+        WorkerSettings(
+            name="w0", command=("sh", "-c", "serve --port {port}"), port=9001
+        ),
+    )
+
+
+def test_l6_braces_that_hold_no_word_stay_and_arguments_may_repeat() -> None:
+    json = r"'{\"enable_thinking\": false, \"a\": {}}'"
+    source = RUN.replace("{port}", "{port} {{word}} a{3} " + json).replace(
+        '"-c"', '"-c", "-c", ""'
+    )
+
+    (worker,) = read(source, PATH=os.defpath).workers
+
+    assert worker.command is not None
+    assert worker.command[1:4] == ("-c", "-c", "")
+    assert worker.command[4].endswith('\'{"enable_thinking": false, "a": {}}\'')
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            ('name = "w0"', 'name = "w0"\nurl = "http://h"'),
+            "worker[0].command: there is a url too: give url, or command and port",
+        ),
+        (
+            ("port = 9001", ""),
+            "worker[0].port: is missing: the port that the command listens on",
+        ),
+        (
+            ("{port}", "{prot}"),
+            (
+                "worker[0].command[2]: {prot} stands for nothing: "
+                "there are {port}, {slots}, {model}"
+            ),
+        ),
+        (
+            ("{port}", "{slots}"),
+            "worker[0].command[2]: {slots} stands for worker[0].slots: set it",
+        ),
+        (
+            ("{port}", "{model}"),
+            "worker[0].command[2]: {model} stands for worker[0].model: set it",
+        ),
+        (
+            ('"sh"', '"no-such-program"'),
+            (
+                "worker[0].command[0]: no program no-such-program in PATH: "
+                "install it, or give its whole path"
+            ),
+        ),
+        (
+            ('"sh"', '"./no-such-program"'),
+            (
+                "worker[0].command[0]: there is no program ./no-such-program: "
+                "correct the path"
+            ),
+        ),
+        (
+            ('"sh"', '"/etc/passwd"'),
+            (
+                "worker[0].command[0]: /etc/passwd is not executable: "
+                "chmod +x it, or name another"
+            ),
+        ),
+        (('"sh"', '" "'), "worker[0].command[0]: needs a program"),
+        (
+            ('["sh", "-c", "serve --port {port}"]', '"sh -c serve"'),
+            'worker[0].command: takes no shell: write a list, ["program", "argument"]',
+        ),
+        (
+            ("port = 9001", "port = 9001\nslots = 0"),
+            "worker[0].slots: needs at least 1, got 0",
+        ),
+        (
+            ("port = 9001", "port = 70000"),
+            "worker[0].port: takes at most 65535, got 70000",
+        ),
+        (
+            ("port = 9001", 'port = 9001\nengine = "vlm"'),
+            "worker[0].engine: 'vlm' is no engine, did you mean vllm?",
+        ),
+        (
+            ("port = 9001", 'port = 9001\ncwd = "/no/such/folder"'),
+            "worker[0].cwd: there is no folder /no/such/folder",
+        ),
+        (
+            ("port = 9001", "port = 9001\nenv = { A = 1 }"),
+            "worker[0].env: A needs a string, got a whole number",
+        ),
+        (
+            ("port = 9001", 'port = 9001\nenv = { "A=B" = "1" }'),
+            "worker[0].env: 'A=B' is no name of a variable",
+        ),
+        (
+            ("port = 9001", 'port = 9001\nengine = "vllm"\npin_slots = true'),
+            "worker[0].pin_slots: vllm has no slots that can be named",
+        ),
+        (
+            ("port = 9001", "port = 9001\npin_slots = 1"),
+            "worker[0].pin_slots: needs true or false, got a whole number",
+        ),
+    ],
+)
+def test_d2_what_is_wrong_with_a_command_is_told_with_its_mending(
+    change: tuple[str, str], says: str
+) -> None:
+    assert fault(RUN.replace(*change), PATH=os.defpath) == says
+
+
+def test_d2_a_program_is_looked_for_as_it_will_be_started(tmp_path: Path) -> None:
+    program = tmp_path / "serve"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    in_folder = RUN.replace('"sh"', '"./serve"') + f'cwd = "{tmp_path}"'
+    in_path = RUN.replace('"sh"', '"serve"') + f'env = {{ PATH = "{tmp_path}" }}'
+
+    for source in (in_folder, in_path):
+        (worker,) = read(source, PATH="/nowhere").workers
+        assert worker.port == 9001
+
+
+def test_d2_who_serves_nothing_looks_for_no_program() -> None:
+    source = RUN.replace('"sh"', '"no-such-program"')
+
+    assert len(parse(source, environ=None, directory=HERE).workers) == 1
+
+
+def test_d2_two_servers_on_one_port_are_told() -> None:
+    twin = RUN.replace("w0", "w1")
+
+    assert fault(RUN + twin, PATH=os.defpath) == (
+        "worker[1].port: the same as worker[0]: each server needs a port of its own"
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["port = 1", 'model = "m"', 'cwd = "/"', 'env = { A = "b" }']
+)
+def test_d2_what_is_for_a_command_says_so_beside_a_url(line: str) -> None:
+    key = line.partition(" ")[0]
+
+    assert fault(WORKER + line) == (
+        f"worker[0].{key}: is for a worker with command; this one has url"
+    )
+
+
+def test_d2_a_worker_without_url_and_command_is_told_both_ways() -> None:
+    assert fault('[[worker]]\nname = "a"') == (
+        "worker[0].url: is missing: give url, or command and port"
     )
 
 
@@ -644,11 +833,24 @@ def test_d1_what_check_shows_reads_as_the_same_settings(
         taken |= aliases
     settings = Settings(
         server=ServerSettings(state_dir="/run/f", listen=("unix:/x", "h:1")),
-        workers=(WorkerSettings(name="w0", url="http://h", slots=3),),
+        workers=(
+            WorkerSettings(name="w0", url="http://h", slots=3),
+            WorkerSettings(
+                name="w1",
+                command=("sh", "-c", '{"a": {}}', *names),
+                port=1,
+                model="m",
+                env={"A": "b", **{f"_{name}": name for name in names}},
+                cwd="/",
+                pin_slots=True,
+                stop_grace_ms=0,
+                max_restarts=0,
+            ),
+        ),
         models=models,
     )
 
-    assert read(render(settings)) == settings
+    assert read(render(settings), PATH=os.defpath) == settings
 
 
 def test_d1_what_check_shows_has_every_key() -> None:
