@@ -1,5 +1,6 @@
 """The library: open a router inside any Trio program (E1)."""
 
+from router.engine.jobs import JobResult, JobState, JobStatus, JobUnknown
 from router.engine.opening import open_router
 from router.engine.queue import Completion, DeltaQueue, ToolCall
 from router.engine.router import ModelCard, Router
@@ -7,6 +8,10 @@ from router.engine.router import ModelCard, Router
 __all__ = [
     "Completion",
     "DeltaQueue",
+    "JobResult",
+    "JobState",
+    "JobStatus",
+    "JobUnknown",
     "ModelCard",
     "Router",
     "ToolCall",

@@ -55,6 +55,7 @@ async def open_router(
             keeper = _hire(router, worker, folder)
             nursery.start_soon(keeper.run, name=f"worker {keeper.worker.id}")
         nursery.start_soon(_measure_lag, router)
+        await nursery.start(router.jobs.run)
         try:
             yield router
         finally:

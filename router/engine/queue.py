@@ -28,6 +28,8 @@ class _Untimed:
 
     _on_room: Callable[[], None] = staticmethod(_nothing)
     _on_gone: Callable[[], None] = staticmethod(_nothing)
+    worker: WorkerId | None = None
+    """Where the job is or was last; None: nowhere yet."""
 
     def attach(self, on_room: Callable[[], None], on_gone: Callable[[], None]) -> None:
         """See ``ports.Receiver``."""
@@ -35,7 +37,9 @@ class _Untimed:
         self._on_gone = on_gone
 
     def routed(self, worker: WorkerId, attempts: int) -> None:
-        """See ``ports.Receiver``. A program asks ``receipt`` for this."""
+        """See ``ports.Receiver``. A program asks ``receipt`` for more."""
+        del attempts
+        self.worker = worker
 
     def due(self, now: float) -> float:  # noqa: ARG002 - the port's signature
         """See ``ports.Receiver``: nothing is due by time."""
@@ -170,6 +174,11 @@ class CompletionReceiver(_Untimed):
         """See ``ports.Receiver``."""
         self._deltas.clear()
 
+    @property
+    def finished(self) -> Finished | None:
+        """How the answer ended; None: it did not, or failed."""
+        return self._end if isinstance(self._end, Finished) else None
+
     def completion(self) -> Completion:
         """Put the answer together.
 
@@ -180,21 +189,22 @@ class CompletionReceiver(_Untimed):
             raise RequestFailed(
                 self._end or Fault(FaultKind.CANCELLED, "The request was cancelled.")
             )
-        calls: dict[int, list[Delta]] = {}
-        for delta in self._deltas:
-            if delta.tool is not None:
-                calls.setdefault(delta.tool.index, []).append(delta)
-        return Completion(
-            self._join(Kind.TEXT),
-            self._join(Kind.REASONING),
-            tuple(_tool_call(parts) for _, parts in sorted(calls.items())),
-            self._end.reason,
-            self._end.usage,
-            self._end.signals,
-        )
+        end = self._end
+        text, reasoning, calls = put_together(self._deltas)
+        return Completion(text, reasoning, calls, end.reason, end.usage, end.signals)
 
-    def _join(self, kind: Kind) -> str:
-        return "".join(d.text for d in self._deltas if d.kind is kind)
+
+def put_together(deltas: Sequence[Delta]) -> tuple[str, str, tuple[ToolCall, ...]]:
+    """Give the text, the reasoning and the tool calls of an answer's *deltas*."""
+    calls: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        if delta.tool is not None:
+            calls.setdefault(delta.tool.index, []).append(delta)
+    return (
+        "".join(d.text for d in deltas if d.kind is Kind.TEXT),
+        "".join(d.text for d in deltas if d.kind is Kind.REASONING),
+        tuple(_tool_call(parts) for _, parts in sorted(calls.items())),
+    )
 
 
 def _tool_call(parts: list[Delta]) -> ToolCall:

@@ -19,6 +19,7 @@ import trio
 from router.catalog import Catalog
 from router.commands import Check, Command, Grant, Lose, Refuse, Rest, Settle
 from router.engine.flight import Flight, Limits
+from router.engine.jobs import JobResult, Jobs, JobStatus
 from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
 from router.engine.records import (
     Receipts,
@@ -33,7 +34,7 @@ from router.ids import RequestId, WorkerId
 from router.lifecycle import Event, State
 from router.messages import Job
 from router.openai.fields import OWNED
-from router.ports import Process, Receiver, SourcePhase, Worker
+from router.ports import KnowsParams, Process, Receiver, SourcePhase, Worker
 from router.settings import Settings
 from router.supervise import Keeper
 from router.tally import Tally
@@ -90,6 +91,8 @@ class Router:
         self._rng = rng
         self._catalog = Catalog(settings.models)
         self._sieving = Sieving(settings)
+        #: The owner of submitted jobs; ``open_router`` runs it.
+        self.jobs = Jobs(self, settings.router.result_ttl_ms / 1000 or inf)
         self._keepers: dict[WorkerId, Keeper] = {}
         self._processes: dict[WorkerId, Process] = {}
         self._receipts = Receipts(RECEIPTS_MAX)
@@ -97,6 +100,7 @@ class Router:
         self._created = time.time_ns() // 1_000_000_000
         self._labels: set[str] = set()
         self._news = trio.Event()
+        self._born = 0
         self._random = b""
         self._random_at = 0
 
@@ -121,16 +125,39 @@ class Router:
             request: from ``new_request_id``.
             client_ref: the client's own name for it, for the records.
         """
-        job, receiver = self._sieving.prepare(job, receiver)
-        flight = Flight(self, request, job, receiver, client_ref, trio.current_time())
+        flight = self._flight(job, receiver, request, client_ref)
         if self._refusal is not None:
             flight.refused(self._refusal)
             self.record(flight)
             return
+        await flight.run()
+
+    def _flight(
+        self, job: Job, receiver: Receiver, request: RequestId, client_ref: str | None
+    ) -> Flight:
+        """Make the flight of a request, with the sieve that it asks for."""
         for name in job.ignored:
             # Names that clients make up are no labels (X1).
             self.tally.ignored_fields[name if name in OWNED else "other"] += 1
-        await flight.run()
+        job, receiver = self._sieving.prepare(job, receiver)
+        return Flight(self, request, job, receiver, client_ref, trio.current_time())
+
+    def depart(self, job: Job, receiver: Receiver) -> Flight:
+        """Submit a request whose flight the caller runs. Not a checkpoint.
+
+        Raises:
+            RequestFailed: it is refused at once; nothing is left of it.
+        """
+        job = self._resolved(job)
+        refusal = self._refusal
+        if refusal is None:
+            flight = self._flight(job, receiver, self.new_request_id(), None)
+            flight.begin()
+            if flight.outcome is None:
+                return flight
+            flight.retire()
+            refusal = flight.fault
+        raise RequestFailed(refusal or Fault(FaultKind.INTERNAL, "Refused."))
 
     @asynccontextmanager
     async def stream(self, job: Job) -> AsyncIterator[DeltaQueue]:
@@ -168,9 +195,12 @@ class Router:
         Raises:
             RequestFailed: no whole answer could be had.
         """
+        job = self._resolved(job)
         receiver = CompletionReceiver()
-        await self.serve(self._resolved(job), receiver, request=self.new_request_id())
-        return receiver.completion()
+        await self.serve(job, receiver, request=self.new_request_id())
+        completion = receiver.completion()
+        lacks = self.unsupported(job, receiver.worker)
+        return attrs.evolve(completion, unsupported=lacks) if lacks else completion
 
     async def count_tokens(self, job: Job) -> int | None:
         """Count the prompt tokens of a chat *job*, images left out (M8).
@@ -190,6 +220,64 @@ class Router:
         await trio.lowlevel.checkpoint()
         return None
 
+    def unsupported(self, job: Job, worker: WorkerId | None) -> tuple[str, ...]:
+        """Name the sampling parameters of *job* that *worker*'s engine lacks (J3).
+
+        Not a checkpoint. None where nothing is known of the engine.
+        """
+        known: object = None if worker is None else self.workers.get(worker)
+        return known.unsupported(job) if isinstance(known, KnowsParams) else ()
+
+    # --- jobs that are handed in (J1) --------------------------------------
+
+    def submit(self, job: Job) -> RequestId:
+        """Hand *job* in: it is live from here, and ends with this router.
+
+        Not a checkpoint. What became of it is kept until it is taken, released,
+        or as old as ``result_ttl_ms`` says.
+
+        Returns: its id. Ids of one router sort by submission.
+
+        Raises:
+            RequestFailed: it is refused, and nothing is kept of it: no such
+                model, no worker, a full queue, or a router that stops.
+        """
+        return self.jobs.submit(job)
+
+    def get_status(self, job: RequestId) -> JobStatus:
+        """Show one submitted job. Not a checkpoint.
+
+        Raises:
+            JobUnknown: there is no such job.
+        """
+        return self.jobs.status(job)
+
+    async def get_result(self, job: RequestId) -> JobResult:
+        """Wait for the end of a submitted job, and take what became of it.
+
+        A checkpoint. Cancelled: nothing was taken, and the job goes on.
+
+        Raises:
+            JobUnknown: there is no such job, or another took its result.
+        """
+        return await self.jobs.result(job)
+
+    def get_result_nowait(self, job: RequestId) -> JobResult:
+        """Take what became of a submitted job that has ended. Not a checkpoint.
+
+        Raises:
+            trio.WouldBlock: it has not ended.
+            JobUnknown: there is no such job.
+        """
+        return self.jobs.result_nowait(job)
+
+    def release(self, job: RequestId) -> bool:
+        """Forget a submitted job and its result; cancel it if it is live.
+
+        Not a checkpoint. False: there is no such job.
+        """
+        return self.jobs.release(job)
+
     def _resolved(self, job: Job) -> Job:
         if job.target:
             return job
@@ -207,11 +295,15 @@ class Router:
             # One system call for many ids: it costs more than all the rest.
             self._random, at = os.urandom(RANDOM_BYTES * 256), 0
         self._random_at = end = at + RANDOM_BYTES
-        born = time.time_ns() // 1_000_000
-        return RequestId(f"req_{born:012x}{self._random[at:end].hex()}")
+        # Microseconds, and never the same twice: those of one router sort.
+        self._born = born = max(self._born + 1, time.time_ns() // 1_000)
+        return RequestId(f"req_{born:014x}{self._random[at:end].hex()}")
 
     def cancel(self, request: str) -> bool:
-        """End a live request on an operator's word; False: there is none."""
+        """End a live request, a submitted job too; False: there is none.
+
+        Not a checkpoint. The result of a job is kept, with what there was.
+        """
         flight = self.flights.get(RequestId(request))
         if flight is None:
             return False
