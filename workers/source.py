@@ -7,6 +7,7 @@ whatever the connection does after it (F7, A6).
 """
 
 import errno
+import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -461,7 +462,11 @@ class DirectSource:
         if not (over or full or parser.complete):
             return
         body = bytes(self._gathered[:ERROR_BODY_MAX])
-        fault = fault_of_reply(head.status, body, head.get(b"retry-after"))
+        # The wall clock, for a Retry-After that is a date (A8).
+        now_unix = time.time_ns() / 1e9
+        fault = fault_of_reply(
+            head.status, body, head.get(b"retry-after"), now=now_unix
+        )
         if self._endpoint is not Endpoint.CHAT:
             fault = fault_of_absence(head.status, body) or fault
         self._fail(fault, now, reusable=parser.complete)

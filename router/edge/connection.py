@@ -130,7 +130,11 @@ class Connection:
 
     def abandon(self) -> None:
         """End, as if the client had left: what we did for it has failed (L1)."""
-        self._scope.cancel()
+        try:
+            # The fence first, then the scope (F6).
+            self.hang_up()
+        finally:
+            self._scope.cancel()
 
     def expire(self, now: float) -> None:
         """End a connection that has waited until ``until`` in vain."""

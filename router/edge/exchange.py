@@ -93,6 +93,10 @@ def failure(fault: Fault) -> Answer:
     return attrs.evolve(said(reply_of(fault)), message=fault.message)
 
 
+#: Refusals of the edge that the same request may outlive (O5).
+_WORTH_RETRYING: Final = frozenset({408, 429, 503})
+
+
 def refusal(
     status: int,
     message: str,
@@ -103,6 +107,8 @@ def refusal(
 ) -> Answer:
     """Make an error reply of the edge itself, in the OpenAI shape (O5)."""
     body = error_body(message, error_type, code=code)
+    if status not in _WORTH_RETRYING:
+        headers = (*headers, (b"x-should-retry", b"false"))
     return Answer(status, body, headers=headers, message=message)
 
 
