@@ -5,6 +5,7 @@ find a route, and ``model`` is only ever looked up (O6, B119).
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -29,7 +30,7 @@ NO_KEY: Final = refusal(
     401,
     "A valid API key is needed.",
     code="invalid_api_key",
-    headers=((b"www-authenticate", b"Bearer"), (b"x-should-retry", b"false")),
+    headers=((b"www-authenticate", b"Bearer"),),
 )
 
 
@@ -183,16 +184,26 @@ class Models:
         """List what *core* serves."""
         self._core = core
 
-    def every(self, _: Exchange) -> Answer:
+    def every(self, exchange: Exchange) -> Answer:
         """List all models."""
-        cards = [_shown(card) for card in self._core.model_cards()]
-        return json_answer({"object": "list", "data": cards})
+        found = self._core.model_cards()
+        if _is_anthropic(exchange):
+            names = [card.id for card in found]
+            page = {
+                "data": [_shown_to_anthropic(card) for card in found],
+                "has_more": False,
+                "first_id": names[0] if names else None,
+                "last_id": names[-1] if names else None,
+            }
+            return json_answer(page)
+        return json_answer({"object": "list", "data": [_shown(c) for c in found]})
 
     def one(self, exchange: Exchange) -> Answer:
         """Describe the model that the path's tail names."""
+        show = _shown_to_anthropic if _is_anthropic(exchange) else _shown
         for card in self._core.model_cards():
             if card.id == exchange.tail:
-                return json_answer(_shown(card))
+                return json_answer(show(card))
         # The name came from the client: it is not said back.
         return failure(Fault(FaultKind.MODEL_NOT_FOUND, "No such model."))
 
@@ -203,4 +214,24 @@ def _shown(card: Card) -> dict[str, Any]:
         "object": "model",
         "created": card.created,
         "owned_by": card.owned_by,
+    }
+
+
+def _is_anthropic(exchange: Exchange) -> bool:
+    """Tell whether a client of the other dialect asks, and have it told of
+    failures in its own: both have this path."""
+    if exchange.head.get(b"anthropic-version") is None:
+        return False
+    exchange.dialect = ANTHROPIC
+    return True
+
+
+def _shown_to_anthropic(card: Card) -> dict[str, Any]:
+    born = datetime.fromtimestamp(card.created, UTC)
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "lifecycle": "active",
+        "created_at": born.isoformat().replace("+00:00", "Z"),
     }

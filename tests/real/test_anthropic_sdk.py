@@ -72,6 +72,16 @@ async def scripted(
             yield router, engine
 
 
+async def test_m9_models_are_listed_and_found(router: Daemon) -> None:
+    def scenario(sdk: Any) -> None:
+        assert [model.id for model in sdk.models.list()] == [MODEL]
+        assert sdk.models.retrieve(MODEL).display_name == MODEL
+        with pytest.raises(anthropic.NotFoundError):
+            sdk.models.retrieve("claude-99")
+
+    await play(router, scenario)
+
+
 async def test_m9_a_stream_is_accumulated_by_the_sdk(router: Daemon) -> None:
     def scenario(sdk: Any) -> None:
         with sdk.messages.stream(model=MODEL, max_tokens=8, messages=ASK) as stream:

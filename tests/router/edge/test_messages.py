@@ -431,6 +431,36 @@ async def test_m8_tokens_are_counted_by_a_worker_and_images_on_top() -> None:
         assert router.started == 0
 
 
+async def test_m1_models_are_listed_in_the_dialect_of_who_asks() -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    router = StubRouter()
+    async with running(router) as here:
+        client = await here.connect()
+        await client.send(request("GET", "/v1/models?limit=1000", headers=version))
+        page = (await client.reply()).json
+        await client.send(request("GET", "/v1/models/m", headers=version))
+        one = (await client.reply()).json
+        await client.send(request("GET", "/v1/models/x", headers=version))
+        unknown = await client.reply()
+
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (
+        "m",
+        "alias",
+        False,
+    )
+    assert page["data"][0] == one
+    assert one == {
+        "type": "model",
+        "id": "m",
+        "display_name": "m",
+        "lifecycle": "active",
+        "created_at": "1970-01-01T00:00:07Z",
+    }
+    assert unknown.status == 404
+    assert unknown.json["error"]["type"] == "not_found_error"
+    assert unknown.headers["request-id"]
+
+
 async def test_m1_any_version_is_taken() -> None:
     router = StubRouter()
     async with running(router) as here:
