@@ -21,6 +21,9 @@ _STYLES: Final[Mapping[str, str]] = {
     "failed": "red",
     "gone": "dim",
 }
+_NUMERIC: Final = frozenset(
+    ["for", "busy", "settling", "attempt", "deltas", "age", "pid", "port", "restarts"]
+)
 #: Requests that are listed; of more, only the number is told.
 REQUESTS_SHOWN: Final = 20
 
@@ -28,6 +31,9 @@ REQUESTS_SHOWN: Final = 20
 def draw_status(status: Mapping[str, Any]) -> RenderableType:
     """Draw ``/status``: one line in words, the workers, what waits, what runs."""
     parts: list[RenderableType] = [_headline(status), _workers(status["workers"])]
+    run = [worker for worker in status["workers"] if worker.get("process")]
+    if run:
+        parts.append(_processes(run))
     queues = {model: depth for model, depth in status["queues"].items() if depth}
     if queues:
         parts.append(_queues(queues))
@@ -71,6 +77,26 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _processes(workers: Sequence[Mapping[str, Any]]) -> Table:
+    """Draw the servers that the router runs itself (L8)."""
+    table = _table("server of", "pid", "port", "restarts", "last line", "cause")
+    for worker in workers:
+        process = worker["process"]
+        pid = process["pid"]
+        if pid is None:
+            again = process["again_s"]
+            pid = "none" if again is None else f"in {duration(again)}"
+        table.add_row(
+            _plain(worker["name"]),
+            str(pid),
+            str(process["port"]),
+            str(process["restarts"]),
+            _plain(process["last_line"]),
+            _plain(process["cause"]),
+        )
+    return table
+
+
 def _queues(queues: Mapping[str, int]) -> Table:
     table = _table("model", "waiting")
     for model, depth in queues.items():
@@ -100,9 +126,8 @@ def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        numeric = column in {"for", "busy", "settling", "attempt", "deltas", "age"}
         table.add_column(
-            column, justify="right" if numeric else "left", overflow="fold"
+            column, justify="right" if column in _NUMERIC else "left", overflow="fold"
         )
     return table
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, TextIO, TypeAlias
 
+import attrs
 import trio
 
 from router.config.addresses import UnixAddress, parse_address
@@ -25,7 +26,7 @@ from router.daemon.listening import (
     shown,
     unlinked_after,
 )
-from router.daemon.stopping import SIGNALS, stop_on_signal
+from router.daemon.stopping import SIGNALS, hurry_on_signal, stop_on_signal
 from router.edge.admin import admin_edge
 from router.edge.server import Edge, client_edge
 from router.engine import open_router
@@ -102,6 +103,7 @@ async def _run(
     log: Log,
     on_request_end: RequestEnd,
 ) -> None:
+    settings = _with_state_dir(settings, environ)
     with trio.open_signal_receiver(*SIGNALS) as signals, ExitStack() as sockets:
         operators = await _open_admin(settings, environ, sockets)
         clients: list[socket.socket] = []
@@ -109,24 +111,38 @@ async def _run(
             opened = await open_listeners(parse_address(text), LISTEN)
             _own(opened, sockets)
             clients += opened
-        async with open_router(settings) as router:
-            router.on_request_end = on_request_end
-            edge, admin = client_edge(router, log=log), admin_edge(router, log=log)
-            ended = trio.Event()
-            async with trio.open_nursery() as nursery:
-                await nursery.start(admin.serve, operators)
-                await nursery.start(_serve_to_the_end, edge, clients, ended)
-                log.info(
-                    "listening",
-                    clients=[shown(sock) for sock in clients],
-                    admin=[shown(sock) for sock in operators],
-                    workers=len(settings.workers),
-                )
-                await stop_on_signal(
-                    signals, router, edge, admin, ended, settings.server, log
-                )
-                nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as last:
+            async with open_router(settings) as router:
+                router.on_request_end = on_request_end
+                edge, admin = client_edge(router, log=log), admin_edge(router, log=log)
+                ended = trio.Event()
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(admin.serve, operators)
+                    await nursery.start(_serve_to_the_end, edge, clients, ended)
+                    log.info(
+                        "listening",
+                        clients=[shown(sock) for sock in clients],
+                        admin=[shown(sock) for sock in operators],
+                        workers=len(settings.workers),
+                    )
+                    await stop_on_signal(
+                        signals, router, edge, admin, ended, settings.server, log
+                    )
+                    nursery.cancel_scope.cancel()
+                # Workers that are run end now, and may take their time.
+                last.start_soon(hurry_on_signal, signals, router, log)
+            last.cancel_scope.cancel()
     log.info("stopped")
+
+
+def _with_state_dir(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Say where the state folder is, and make it where workers are to be run."""
+    folder = state_dir(settings, environ)
+    if any(worker.command is not None for worker in settings.workers):
+        private_dir(folder, "server.state_dir")
+    return attrs.evolve(
+        settings, server=attrs.evolve(settings.server, state_dir=str(folder))
+    )
 
 
 async def _serve_to_the_end(

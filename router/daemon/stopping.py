@@ -40,6 +40,9 @@ class Requests(Protocol):
     def cut_all(self, fault: Fault) -> None:
         """Fail every live request with *fault*."""
 
+    def hurry(self) -> None:
+        """Give the workers that are run no more time to end by themselves."""
+
 
 class Front(Protocol):
     """The part of an Edge that ends."""
@@ -80,16 +83,24 @@ async def stop_on_signal(
     first = await anext(signals)
     log.info("stopping", signal=signal.Signals(first).name, live=router.active)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_at_once, signals, nursery.cancel_scope, log)
+        nursery.start_soon(_stop_at_once, signals, nursery.cancel_scope, router, log)
         await _drain(router, edge, admin, edge_ended, settings, log)
         nursery.cancel_scope.cancel()
 
 
-async def _stop_at_once(
-    signals: AsyncIterator[int], scope: trio.CancelScope, log: Log
+async def hurry_on_signal(
+    signals: AsyncIterator[int], router: Requests, log: Log
 ) -> None:
-    second = await anext(signals)
-    log.warning("stopping at once", signal=signal.Signals(second).name)
+    """Wait for another signal; then the workers that we run have no more time."""
+    another = await anext(signals)
+    log.warning("stopping at once", signal=signal.Signals(another).name)
+    router.hurry()
+
+
+async def _stop_at_once(
+    signals: AsyncIterator[int], scope: trio.CancelScope, router: Requests, log: Log
+) -> None:
+    await hurry_on_signal(signals, router, log)
     scope.cancel()
 
 

@@ -4,6 +4,7 @@ Nothing is counted here. A scrape takes a snapshot; label values come from
 bounded sets, and what clients can name is bounded again where it is shown.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 from router.edge.core import Core
 from router.lifecycle import State
 from router.tally import Histogram
+from router.waiting import WaitState
 
 #: What ``generate_latest`` writes.
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -118,6 +120,7 @@ class Metrics(Collector):
         active = GaugeMetricFamily("fencepost_requests_active", "Requests under way.")
         active.add_metric((), len(status["requests"]))
         yield active
+        yield _waiting(status["requests"])
         queues: Mapping[str, int] = status["queues"]
         depth = GaugeMetricFamily(
             "fencepost_queue_depth", "Requests that wait for a slot.", labels=("model",)
@@ -143,6 +146,19 @@ class Metrics(Collector):
                     (worker["name"], state.value), float(worker["state"] == state.value)
                 )
         yield states
+
+
+def _waiting(requests: Iterable[Mapping[str, Any]]) -> Metric:
+    """Count who waits for a head, by what the silence is (W5)."""
+    states = Counter(str(one["waiting"]) for one in requests if "waiting" in one)
+    family = GaugeMetricFamily(
+        "fencepost_requests_waiting",
+        "Requests whose worker is silent before its answer, by what that is.",
+        labels=("state",),
+    )
+    for state in WaitState:
+        family.add_metric((state.value,), states[state.value])
+    return family
 
 
 def _counter(

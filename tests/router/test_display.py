@@ -69,6 +69,46 @@ def test_d1_a_worker_that_does_not_serve_says_why() -> None:
     assert "lost: the connection was refused" in drawn(status(workers=[told]))[2]
 
 
+PROCESS: dict[str, Any] = {
+    "stage": "up",
+    "pid": 4711,
+    "port": 8081,
+    "up_s": 3.0,
+    "restarts": 2,
+    "again_s": None,
+    "last_line": "listening",
+    "cause": "it was killed by SIGKILL",
+}
+
+
+def test_l8_a_server_that_is_run_has_a_line_of_its_own() -> None:
+    lines = drawn(status(workers=[WORKER, {**WORKER, "process": PROCESS}]))
+
+    assert lines[4].split() == [
+        *("server", "of", "pid", "port", "restarts", "last", "line", "cause")
+    ]
+    assert lines[5].split() == [
+        *("w0", "4711", "8081", "2", "listening"),
+        *("it", "was", "killed", "by", "SIGKILL"),
+    ]
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize(("again_s", "pid"), [(2.0, "in 2.0s"), (None, "none")])
+def test_l8_a_server_that_is_down_says_whether_it_comes_again(
+    again_s: float | None, pid: str
+) -> None:
+    down = {**PROCESS, "pid": None, "again_s": again_s}
+
+    assert f" {pid} " in drawn(status(workers=[{**WORKER, "process": down}]))[4]
+
+
+def test_l8_what_a_server_says_carries_nothing_into_a_terminal() -> None:
+    odd = {**PROCESS, "last_line": "[red]\x1b[2Jx"}
+
+    assert "[red]?[2Jx" in drawn(status(workers=[{**WORKER, "process": odd}]))[4]
+
+
 def test_d1_slots_that_settle_or_haunt_are_shown() -> None:
     lines = drawn(status(workers=[{**WORKER, "settling": 1, "ghosts": 2}]))
 

@@ -44,6 +44,9 @@ class Stage:
     def cut_all(self, fault: Fault) -> None:
         self._note(fault)
 
+    def hurry(self) -> None:
+        self._note("hurry")
+
     def info(self, event: str, /, **_: object) -> None:
         self._note(event)
 
@@ -114,4 +117,4 @@ async def test_d3_a_second_signal_ends_it_whatever_it_does(
         took = await stage.run()
 
     assert took == after
-    assert stage.done[-1] == (after, "stopping at once")
+    assert stage.done[-2:] == [(after, "stopping at once"), (after, "hurry")]

@@ -1,3 +1,5 @@
+from typing import Any
+
 from router.edge.metrics import IGNORED_FIELDS_MAX, Metrics
 from tests.kit.stub_router import StubRouter
 
@@ -78,3 +80,17 @@ async def test_e3_two_routers_have_registries_of_their_own() -> None:
 
     assert any("failovers_total{" in line for line in rendered(one))
     assert not any("failovers_total{" in line for line in rendered(two))
+
+
+async def test_w5_silent_waits_are_counted_by_what_they_are() -> None:
+    class Waiting(StubRouter):
+        def status(self) -> dict[str, Any]:
+            requests = [{"waiting": "busy"}, {"waiting": "idle"}, {"waiting": "busy"}]
+            return {**super().status(), "requests": [*requests, {}]}
+
+    lines = rendered(Waiting())
+
+    name = "fencepost_requests_waiting"
+    assert f'{name}{{state="busy"}} 2.0' in lines
+    assert f'{name}{{state="idle"}} 1.0' in lines
+    assert f'{name}{{state="unavailable"}} 0.0' in lines
