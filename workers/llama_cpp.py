@@ -56,7 +56,9 @@ def missing_parts() -> tuple[str, ...]:
     return tuple(missing)
 
 
-def command(*, port: int = 0, slots: int = 2, threads: int = 2) -> list[str]:
+def command(
+    *, port: int = 0, slots: int = 2, threads: int = 2, embeddings: bool = False
+) -> list[str]:
     """The command line that starts one server with this interpreter.
 
     Port 0 lets the kernel choose; the line on stdout says which it was.
@@ -64,6 +66,7 @@ def command(*, port: int = 0, slots: int = 2, threads: int = 2) -> list[str]:
     return [
         *(sys.executable, "-m", "workers.llama_cpp"),
         *("--port", str(port), "--slots", str(slots), "--threads", str(threads)),
+        *(["--embeddings"] if embeddings else []),
     ]
 
 
@@ -86,7 +89,10 @@ def _end_with_parent() -> None:
 @click.option("--slots", default=2, show_default=True, help="Parallel requests.")
 @click.option("--threads", default=2, show_default=True, help="CPU threads.")
 @click.option("--context", default=2048, show_default=True, help="Tokens per slot.")
-def main(port: int, slots: int, threads: int, context: int) -> NoReturn:
+@click.option("--embeddings", is_flag=True, help="Embed texts, and nothing else.")
+def main(
+    port: int, slots: int, threads: int, context: int, *, embeddings: bool
+) -> NoReturn:
     """Serve the bundled small model with llama.cpp on 127.0.0.1."""
     # The default dispositions end the process at once, also inside C++ code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -112,6 +118,9 @@ def main(port: int, slots: int, threads: int, context: int) -> NoReturn:
     params.cpuparams_batch.n_threads = threads
     params.endpoint_slots = True
     params.endpoint_metrics = True
+    if embeddings:
+        params.embedding = True
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     try:
         server = xllamacpp.Server(params)
     except RuntimeError as error:

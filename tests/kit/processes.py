@@ -130,7 +130,9 @@ def running(
 
 
 @contextmanager
-def llama_servers(count: int, slots: int) -> Iterator[list[Llama]]:
+def llama_servers(
+    count: int, slots: int, *, embeddings: bool = False
+) -> Iterator[list[Llama]]:
     """Run *count* servers on the bundled model, one thread each.
 
     Raises:
@@ -145,7 +147,9 @@ def llama_servers(count: int, slots: int) -> Iterator[list[Llama]]:
         for _ in range(count):
             process, _ = stack.enter_context(
                 running(
-                    command(slots=slots, threads=1), stderr=subprocess.DEVNULL, **pipes
+                    command(slots=slots, threads=1, embeddings=embeddings),
+                    stderr=subprocess.DEVNULL,
+                    **pipes,
                 )
             )
             processes.append(process)
