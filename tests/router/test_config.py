@@ -541,7 +541,6 @@ def test_d2_a_lone_worker_table_is_told_how_to_be_a_list() -> None:
         ("router", "queue_limit", -1, "at least 0"),
         ("router", "keepalive_ms", -1, "at least 0 ms"),
         ("router", "suspect_after", 0, "at least 1"),
-        ("router", "thinking_signature", "yes", "no signature: off, opaque"),
         ("waits", "poll_ms", 9, "at least 10 ms"),
         ("waits", "connect_ms", 0, "at least 1 ms"),
         ("waits", "ghost_ms", 2**32, "at most 2678400000 ms"),
@@ -555,6 +554,12 @@ def test_d2_numbers_have_their_range(
     assert says.startswith(f"{section}.{key}: ")
     assert bound in says
     assert says.endswith(f"got {value}")
+
+
+def test_d2_a_signature_is_one_of_two() -> None:
+    says = fault(f'[router]\nthinking_signature = "yes"\n{WORKER}')
+
+    assert says == "router.thinking_signature: 'yes' is no signature: off, opaque"
 
 
 @pytest.mark.parametrize("slots", [0, -1, 65_537])
