@@ -306,6 +306,29 @@ async def test_m5_pings_span_a_queue_and_a_silent_prefill() -> None:
     assert [e.name for e in found].count("ping") >= 2
 
 
+async def test_b40_a_ping_never_falls_into_an_event() -> None:
+    async def halves(x: Exchange) -> None:
+        await x.role()
+        await x.text("a")
+        chunk = {"choices": [{"index": 0, "delta": {"content": "b"}}]}
+        event = b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        await x.data(event[:20])
+        await trio.sleep(0.2)
+        await x.data(event[20:])
+        await x.finish()
+        await x.done()
+        await x.end()
+
+    async with open_stack(halves, router=RouterSettings(keepalive_ms=50)) as stack:
+        _, octets, clean = await streamed(await ask(stack))
+
+    found = events_of(octets)
+    assert clean
+    assert check_grammar(found)
+    assert [e.name for e in found].count("ping") >= 2
+    assert accumulate(found).message.content[0].text == "ab"
+
+
 @pytest.mark.parametrize("status", [503, 429])
 async def test_b65_workers_that_are_all_busy_are_told_by_status(status: int) -> None:
     busy = refuses(status, {"error": {"message": "busy"}})
