@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from router.errors import Fault, LocalError
+from router.errors import Fault, FaultKind, LocalError
 from router.ids import AssignmentId, RequestId, WorkerId
 from router.words import Word
 
@@ -97,6 +97,8 @@ class Attempt:
     granted_at: float
     was_ready: bool
     """The worker was in full trust when it got the job (A8)."""
+    candidates: tuple[WorkerId, ...] = ()
+    """Who else could have got it, at most a few of them (X3)."""
     fault: Fault | None = None
 
 
@@ -120,8 +122,15 @@ class Attempts:
         """The job waits for its first permit."""
         self._fire(Event.QUEUE)
 
-    def offer(self, worker: WorkerId, now: float, *, was_ready: bool) -> AssignmentId:
-        """Start the next attempt, on *worker*.
+    def offer(
+        self,
+        worker: WorkerId,
+        now: float,
+        *,
+        was_ready: bool,
+        candidates: tuple[WorkerId, ...] = (),
+    ) -> AssignmentId:
+        """Start the next attempt, on *worker*, chosen among *candidates*.
 
         Raises:
             LocalError: not QUEUED, or *worker* was tried before.
@@ -130,7 +139,7 @@ class Attempts:
             raise LocalError(f"{self.request} goes back to {worker}")
         self._fire(Event.OFFER)
         assignment = AssignmentId(self.request, len(self.trail) + 1)
-        self.current = Attempt(assignment, worker, now, was_ready)
+        self.current = Attempt(assignment, worker, now, was_ready, candidates)
         self.trail.append(self.current)
         self.charged += 1
         return assignment
@@ -174,8 +183,15 @@ class Attempts:
         self.current = None
 
     def first_cause(self) -> Fault | None:
-        """The fault to show: the first one (A3)."""
-        return next((a.fault for a in self.trail if a.fault is not None), None)
+        """The fault to show: the first one (A3) of a worker that was tried."""
+        return next(
+            (
+                a.fault
+                for a in self.trail
+                if a.fault is not None and a.fault.kind is not FaultKind.NO_SLOT
+            ),
+            None,
+        )
 
     def _end(self, fault: Fault) -> Attempt:
         attempt = self.current

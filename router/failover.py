@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from router.assignment import Attempt, Attempts, Phase
-from router.errors import Fault, FaultKind
+from router.errors import FAULTS, Fault, FaultKind
 
 #: A first move off these is not charged to the retry budget (A8), if the
 #: worker had our full trust when it got the job: a killed worker's streams
@@ -60,6 +60,9 @@ def verdict(
     if attempts.phase is Phase.COMMITTED:
         return fault
     kind = fault.kind
+    if kind is FaultKind.NO_SLOT:
+        # Nothing was tried, and the worker says when there is a slot again.
+        return None
     first = attempts.first_cause()
     if kind is FaultKind.LOADING:
         return None if may_wait_for_loading else first or fault
@@ -94,5 +97,9 @@ def _first_of(attempts: Attempts, kind: FaultKind) -> Fault | None:
 def _twice(earlier: Fault, later: Fault) -> Fault:
     """Two workers answered 500: the same one is the request's own fault (A4)."""
     if (earlier.status, earlier.error_type) == (later.status, later.error_type):
-        return attrs.evolve(earlier, kind=FaultKind.REJECTED)
+        return attrs.evolve(
+            earlier,
+            kind=FaultKind.REJECTED,
+            error_type=earlier.error_type or FAULTS[FaultKind.SERVER_ERROR].error_type,
+        )
     return earlier

@@ -8,6 +8,7 @@ Rule 2: this file knows no HTTP, no JSON, no Trio and no clock of its own:
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 import attrs
@@ -32,8 +33,12 @@ INF: Final = float("inf")
 COME_BACK_S: Final = 1.0
 #: Longest Retry-After, asked or offered, in seconds (A8).
 REST_MAX_S: Final = 60.0
+#: Candidates of a grant that are remembered for the request's receipt (X3).
+CANDIDATES_MAX: Final = 8
 
 
+#: What the client did wrong is the same wherever it was tried.
+_CLIENTS_OWN: Final = frozenset({FaultKind.REJECTED, FaultKind.CONTEXT_LENGTH})
 #: The status whose client is told when to come back.
 _UNAVAILABLE: Final = 503
 #: These make the worker's keeper look at once, not at its next round.
@@ -52,6 +57,8 @@ class Entry:
     received_at: float
     queue_by: float
     """When waiting ends with ``queue_timeout``; inf: never."""
+    once: bool = False
+    """It is given to a worker that has room now, or to none."""
     load_by: float = attrs.field(default=INF, init=False)
     """When waiting for a worker that is coming up ends."""
     loading_by: float = attrs.field(default=INF, init=False)
@@ -199,8 +206,12 @@ class Fleet:
 
     # --- requests ----------------------------------------------------------
 
-    def submit(self, request: RequestId, target: str, now: float) -> list[Command]:
+    def submit(
+        self, request: RequestId, target: str, now: float, *, once: bool = False
+    ) -> list[Command]:
         """A request was received: grant it, let it wait, or refuse it.
+
+        *once*: another router's (P3): it never waits here.
 
         Raises:
             LocalError: the id is in use.
@@ -208,7 +219,12 @@ class Fleet:
         if request in self.requests:
             raise LocalError(f"request {request} submitted twice")
         entry = Entry(
-            target, Attempts(request), Fence(), now, queue_by=now + self._queue_s
+            target,
+            Attempts(request),
+            Fence(),
+            now,
+            queue_by=now + self._queue_s,
+            once=once,
         )
         self.requests[request] = entry
         self.budget.request(now)
@@ -349,7 +365,15 @@ class Fleet:
 
     def ready_for(self, target: str) -> bool:
         """Say whether a worker of *target* is being offered work."""
-        return any(m.serving for m in self.models.get(target, ()))
+        return any(m.serves(target) for m in self.models.get(target, ()))
+
+    def free(self, target: str, now: float) -> int:
+        """Count the permits that a job for *target* could have at once."""
+        return sum(
+            max(0, m.limit - m.busy)
+            for m in self.models.get(target, ())
+            if m.rest_until <= now
+        )
 
     def retry_after(self, target: str) -> float:
         """Estimate seconds until a newcomer for *target* would find a slot."""
@@ -365,11 +389,15 @@ class Fleet:
         """Grant, let wait or refuse a QUEUED entry that is in no line."""
         attempts = entry.attempts
         members = self.models.get(entry.target, ())
-        best = choose(members, attempts.tried, now)
+        best = choose(
+            (m for m in members if m.takes(entry.target)), attempts.tried, now
+        )
         if best is not None:
             self._grant(entry, best, now, out)
             return
         refusal = self._hopeless(entry, now)
+        if entry.once and refusal is None:
+            refusal = Fault(FaultKind.NO_SLOT, "All slots of the worker are taken.")
         if refusal is None and not moved and self.room.full(entry.target):
             refusal = Fault(
                 FaultKind.QUEUE_FULL,
@@ -386,12 +414,12 @@ class Fleet:
         asked = INF
         coming = False
         for member in self._untried(entry):
-            if member.serving:
+            if member.serves(entry.target):
                 if not (member.rest_asked and member.rest_until > now):
                     entry.load_by = INF
                     return None
                 asked = min(asked, member.rest_until - now)
-            coming = coming or member.life.state in COMING
+            coming = coming or member.comes(entry.target)
         if coming:
             entry.load_by = min(entry.load_by, now + self._load_wait_s)
             return None
@@ -409,8 +437,14 @@ class Fleet:
         self, entry: Entry, member: Member, now: float, out: list[Command]
     ) -> None:
         trusted = member.life.state is State.READY and member.ramp is None
-        assignment = entry.attempts.offer(member.id, now, was_ready=trusted)
-        member.take(assignment)
+        could = (m.id for m in self._untried(entry) if m.serving)
+        assignment = entry.attempts.offer(
+            member.id,
+            now,
+            was_ready=trusted,
+            candidates=tuple(islice(could, CANDIDATES_MAX)),
+        )
+        member.take(assignment, entry.target)
         entry.fence.assign(assignment)
         entry.load_by = INF
         self._grants += 1
@@ -424,7 +458,9 @@ class Fleet:
             return member.id not in self.requests[request].attempts.tried
 
         while self.room and member.has_room(now):
-            request = self.room.first(member.models, fits)
+            # Where others use it too, our part of each model has a room of its own.
+            open_for = [m for m in member.models if member.takes(m)]
+            request = self.room.first(open_for, fits)
             if request is None:
                 return
             self.room.leave(request)
@@ -439,7 +475,8 @@ class Fleet:
     ) -> None:
         """Draw the consequences of a change in *member*, which named *named*."""
         self._dispatch(member, now, out)
-        if self.room and not (member.serving and member.rest_until <= now):
+        whole = member.shares is None and member.serving
+        if self.room and not (whole and member.rest_until <= now):
             for target in dict.fromkeys((*named, *member.models)):
                 for request in self.room.waiting(target):
                     entry = self.requests[request]
@@ -478,6 +515,7 @@ class Fleet:
     ) -> None:
         attempts = entry.attempts
         loading = fault.kind is FaultKind.LOADING
+        untried = loading or fault.kind is FaultKind.NO_SLOT
         if loading:
             entry.loading_by = min(entry.loading_by, now + self._load_wait_s)
         ends = verdict(
@@ -494,7 +532,7 @@ class Fleet:
                 entry.owed.clear()
             self._end(entry, ends, now, out, cause=fault)
             return
-        attempts.move(fault, tried=not loading)
+        attempts.move(fault, tried=not untried)
         if fault.kind is FaultKind.CONTEXT_LENGTH:
             attempts.tried |= self._crew.narrower(attempt.worker, entry.target)
         self._place(entry, now, out, moved=True)
@@ -558,7 +596,7 @@ def _current(entry: Entry) -> Attempt:
 def _told(fault: Fault, attempts: Attempts) -> Fault:
     """Give *fault* as its client is told it: with the list of attempts, where
     there were several (A3), and when to come back, where that is of use (O5)."""
-    if len(attempts.trail) > 1 and fault.kind is not FaultKind.REJECTED:
+    if len(attempts.trail) > 1 and fault.kind not in _CLIENTS_OWN:
         tried = ", ".join(
             f"{a.worker} ({a.fault.kind.value})" for a in attempts.trail if a.fault
         )

@@ -209,6 +209,18 @@ class SlotView:
 
 
 @attrs.frozen
+class Share:
+    """What a router may have of a worker that other routers use too (P3)."""
+
+    slots: int
+    """Requests of its own that may be there at once, now; 0: others have all."""
+    serves: bool = True
+    """An engine of the model is up."""
+    coming: bool = False
+    """None is, and one is coming up."""
+
+
+@attrs.frozen
 class Discovery:
     """What a worker said of itself when it was found ready (L9)."""
 
@@ -222,6 +234,8 @@ class Discovery:
     version: str | None = None
     started_at: float | None = None
     """Process start, unix seconds: a change is a restart."""
+    shares: Mapping[str, Share] | None = None
+    """Model to our part of it, where the worker has the say over its slots."""
 
 
 class ProbeResult(Enum):
@@ -238,6 +252,8 @@ class ProbeResult(Enum):
     STARTING = "starting"
     #: Nothing can come of it until somebody mends it: see the reason.
     UNFIT = "unfit"
+    #: It takes nothing new, by its own word; what runs may finish (L5).
+    DRAINING = "draining"
 
 
 @attrs.frozen

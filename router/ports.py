@@ -227,6 +227,14 @@ class Worker(Protocol):
         no slot. The caller bounds its time (M8)."""
 
 
+@runtime_checkable
+class BehindAgent(Protocol):
+    """A worker that is an agent on some host (P)."""
+
+    def agent_status(self) -> Mapping[str, object]:
+        """Show its connection and what it hosts. Fit for JSON."""
+
+
 class Process(Protocol):
     """The process of a worker that the router runs itself (L6-L8)."""
 

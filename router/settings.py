@@ -75,11 +75,14 @@ class WaitSettings:
 
 @attrs.frozen
 class WorkerSettings:
-    """``[[worker]]``: one engine, reached by URL or run by the router."""
+    """``[[worker]]``: one engine, reached by URL or run by the router, or the
+    agent of another host."""
 
     name: str
     url: str | None = None
     """``http://`` or ``https://``, with or without ``/v1``; None: ``command``."""
+    agent: str | None = None
+    """``host:port`` of an agent, which has engines of its own; None: ``url``."""
     command: tuple[str, ...] | None = None
     """Program and arguments, without a shell; ``{port}``, ``{slots}`` and
     ``{model}`` stand for those settings (L6). None: ``url``."""
@@ -109,6 +112,40 @@ class WorkerSettings:
     restart_window_ms: int = 600_000
     api_key_env: str | None = None
     """Environment variable that holds this worker's key."""
+
+
+@attrs.frozen
+class AgentSettings:
+    """``[agent]``: this host's engines for routers elsewhere (``fencepost agent``)."""
+
+    name: str | None = None
+    """Who it is to routers that it announces itself to; None: the host's name."""
+    listen: tuple[str, ...] = ()
+    """``host:port`` or ``[v6]:port``, for routers that connect."""
+    routers: tuple[str, ...] = ()
+    """``host:port`` of routers to announce itself to; see their ``[agents]``."""
+    token_env: str | None = None
+    """Environment variable that holds the token which routers know too."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    """Certificate authority of the other end: it must show a certificate."""
+
+
+@attrs.frozen
+class AgentsSettings:
+    """``[agents]``: how this router meets agents, whoever connects."""
+
+    listen: tuple[str, ...] = ()
+    """``host:port`` or ``[v6]:port``, for agents that announce themselves."""
+    token_env: str | None = None
+    """Environment variable that holds the token which agents know too; a
+    worker's ``api_key_env`` goes before it."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    """Certificate authority of the other end; None: the system's, where TLS is
+    used at all."""
 
 
 @attrs.frozen
@@ -143,3 +180,5 @@ class Settings:
     workers: tuple[WorkerSettings, ...] = ()
     """TOML: ``[[worker]]``."""
     models: Mapping[str, ModelSettings] = attrs.field(factory=dict)
+    agents: AgentsSettings = AgentsSettings()
+    agent: AgentSettings | None = None

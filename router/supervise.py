@@ -29,6 +29,8 @@ log: Final = logging.getLogger("fencepost.workers")
 #: coming up: an operator who starts a worker looks at the screen.
 WATCH_S: Final = 2.0
 KNOCK_S: Final = 0.5
+#: Reason of a worker that drains by its own word, not by an operator's here.
+AGENT_DRAINS: Final = "agent_drains"
 #: A probe's own limit: an engine in the middle of a long batch answers late.
 PROBE_WITHIN_S: Final = 5.0
 #: Soft misses in a row before a silent worker counts as lost (L3).
@@ -51,6 +53,10 @@ class Silent(Protocol):
     @property
     def partial_head(self) -> bool:
         """Part of a head has come."""
+
+    @property
+    def said(self) -> WaitState | None:
+        """What an agent beside the engine says of this silence (P2)."""
 
     @property
     def assignment(self) -> AssignmentId:
@@ -98,6 +104,8 @@ class Keeper:
         self._rest = trio.Event()
         self._rest_until = 0.0
         self._missed = 0
+        #: The engine has shown its slots at least once.
+        self._told_slots = False
         self.last_probe: Probe | None = None
 
     async def run(self) -> None:
@@ -173,6 +181,7 @@ class Keeper:
         self._fleet.members[worker].settle_s = self.worker.settle_s
         if probe.result is not ProbeResult.SILENT:
             self._missed = 0
+        self._undrained(probe, now)
         match probe.result:
             case ProbeResult.ANSWERED if probe.discovery is not None:
                 started = self._fleet.members[worker].started_at
@@ -193,7 +202,9 @@ class Keeper:
                 commands = self._fleet.down(worker, probe, Event.RESTARTS, now)
             case ProbeResult.UNFIT:
                 commands = self._fleet.down(worker, probe, Event.UNFIT, now)
-            case ProbeResult.REFUSED:
+            case ProbeResult.DRAINING:
+                commands = self._drained(probe, now)
+            case ProbeResult.REFUSED if not self._flows(asked_at):
                 commands = learned(worker, Event.MISSED, now, detail=probe.detail)
             case _:
                 if not self._believes_a_miss(asked_at):
@@ -201,7 +212,12 @@ class Keeper:
                 commands = learned(worker, Event.MISSED, now, detail=probe.detail)
         self._shell.apply(commands)
         after = self._state()
-        if after is before and before is State.STARTING and self.last_probe is None:
+        if (
+            after is before
+            and before is State.STARTING
+            and self.last_probe is None
+            and probe.result is not ProbeResult.STARTING
+        ):
             log.warning(
                 "worker %s does not answer yet (%s): start it, or check its url;"
                 " it is taken in when it answers",
@@ -220,13 +236,31 @@ class Keeper:
                 life.detail,
             )
 
+    def _drained(self, probe: Probe, now: float) -> list[Command]:
+        """The worker takes nothing new, by its own word (L5)."""
+        worker = self.worker.id
+        if self._state() is State.DRAINING:
+            return []
+        return self._fleet.learned(
+            worker, Event.DRAIN, now, reason=AGENT_DRAINS, detail=probe.detail
+        )
+
+    def _undrained(self, probe: Probe, now: float) -> None:
+        """What drained by its own word is something else now: find out what."""
+        life = self._fleet.members[self.worker.id].life
+        if (
+            life.state is State.DRAINING
+            and life.reason == AGENT_DRAINS
+            and probe.result is not ProbeResult.DRAINING
+        ):
+            self._shell.apply(self._fleet.learned(self.worker.id, Event.UNDRAIN, now))
+
     def _believes_a_miss(self, asked_at: float) -> bool:
         """Weigh soft evidence: silence of the health path alone (L3, B115)."""
         member = self._fleet.members[self.worker.id]
         if not member.serving:
             return True
-        # Bytes since the last round, not just since this question.
-        if self._shell.heard_at(self.worker.id) >= asked_at - WATCH_S:
+        if self._flows(asked_at):
             self._missed = 0
             return False
         self._missed += 1
@@ -237,6 +271,14 @@ class Keeper:
             if other is not member
         )
         return self._missed >= SOFT_MISSES and others
+
+    def _flows(self, asked_at: float) -> bool:
+        """Say whether live answers have brought bytes since the last round.
+
+        They outweigh a probe, a refused one too (L3): a process that is gone
+        has no live answers left.
+        """
+        return self._shell.heard_at(self.worker.id) >= asked_at - WATCH_S
 
     def _state(self) -> State:
         return self._fleet.members[self.worker.id].life.state
@@ -270,7 +312,7 @@ class Keeper:
                 {a: s.silent_since for a, s in silent.items()}, now
             ).items():
                 one = silent[assignment]
-                state = classify(
+                state = one.said or classify(
                     one.partial_head,
                     slots,
                     alive,
@@ -305,6 +347,7 @@ class Keeper:
             if self.worker.settles_by_probe:
                 with trio.move_on_after(max(self._poll_s, gap)):
                     view = await self.worker.slot_view()
+            self._told_slots = self._told_slots or view is not None
             self._judge_settling(view, asked_at)
 
     def _settle_pause(self, gap: float) -> float:
@@ -326,6 +369,9 @@ class Keeper:
             # a foreign client's: believe the worse (B04).
             still = max(0, view.processing - len(member.held))
             free = waiting[: max(0, len(waiting) - still)]
+        elif self._told_slots:
+            # A probe can tell, and did not this time: that frees nothing.
+            free = []
         else:
             free = [a for a in waiting if now - member.settling[a] >= member.settle_s]
         late = [a for a in waiting if now - member.settling[a] >= self._ghost_s]

@@ -74,6 +74,10 @@ class Tally:
         self.waits: Counter[str] = Counter()
         #: HTTP requests refused by the edge before any route, by status
         self.refused: Counter[str] = Counter()
+        #: connections between routers and agents that ended: (who said why, why)
+        self.wire: Counter[tuple[str, str]] = Counter()
+        #: offers of routers that an agent did not take, by its reason
+        self.declines: Counter[str] = Counter()
         self.first_delta = Histogram()
         self.between_deltas = Histogram()
         self.queue_wait = Histogram()

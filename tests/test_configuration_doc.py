@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from router.config import parse
-from router.config.reading import LATER, SECTIONS
+from router.config.reading import SECTIONS
 
 DOC: Final = (Path(__file__).parent.parent / "docs/configuration.md").read_text()
 _HEAD: Final = re.compile(r"^## `\[+(\w+)[\].]", re.MULTILINE)
@@ -18,7 +18,7 @@ _ROW: Final = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 def documented() -> dict[str, dict[str, str]]:
     """Section to key to default, as written."""
-    parts = _HEAD.split(DOC.partition("\n## Later")[0])[1:]
+    parts = _HEAD.split(DOC)[1:]
     return {
         name: {key: default for key, default, _ in _ROW.findall(text)}
         for name, text in zip(parts[::2], parts[1::2], strict=True)
@@ -51,13 +51,6 @@ def test_the_reference_gives_the_defaults_of_the_code(section: str) -> None:
         else:
             read = tomllib.loads(f"value = {written.strip('`')}")["value"]
             assert read == default(field), field.name
-
-
-def test_the_reference_names_every_key_of_later_releases() -> None:
-    later = DOC.partition("\n## Later")[2]
-
-    named = set(re.findall(r"`\[?(\w+)\]?`", later)) - set(SECTIONS)
-    assert named == {key for keys in LATER.values() for key in keys}
 
 
 def test_the_examples_of_the_reference_are_valid() -> None:

@@ -51,6 +51,8 @@ RANKS: Final[Mapping[str, int]] = {
     "router.supervise": 6,
     "router.engine": 7,
     "router.edge": 8,
+    # A front like the edge: the same engine behind a wire listener.
+    "workers.agent": 8,
     "router.config": 9,
     "router.display": 9,
     "router.logs": 9,

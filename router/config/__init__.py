@@ -1,8 +1,7 @@
 """The configuration: TOML in, checked Settings out, or all faults at once (D2).
 
 Nothing is guessed and nothing converted: a key is known or it is a fault, a
-value has its type and its range or it is a fault. A key that a later release
-will know is refused with a sentence that says so.
+value has its type and its range or it is a fault.
 """
 
 import tomllib

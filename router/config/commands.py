@@ -24,7 +24,7 @@ _OWN: Final = (
 )
 #: Engines that can be told which slot is to serve a request.
 _PINNING: Final = ("auto", "llama-server")
-_GIVE: Final = "give url, or command and port"
+_GIVE: Final = "give url, or command and port, or agent"
 
 
 def command_faults(
@@ -43,6 +43,8 @@ def command_faults(
     ports: dict[int, int] = {}
     for index, worker in enumerate(workers):
         path = f"worker[{index}]"
+        if worker.get("agent") is not None:
+            continue
         if worker.get("command") is None:
             yield from _by_url(path, worker)
         else:

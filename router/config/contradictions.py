@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from router.config.agents import agent_faults
 from router.config.commands import command_faults
 from router.config.keys import join, quoted
 from router.settings import ServerSettings, WaitSettings
@@ -29,6 +30,7 @@ def contradictions(
     return [
         *_workers(document, workers),
         *command_faults(workers, environ, directory),
+        *agent_faults(document, workers, environ),
         *_models(workers, models),
         *_listens(_dict(document.get("server")), _dict(document.get("admin"))),
         *_sizes(_dict(document.get("server"))),
@@ -39,11 +41,13 @@ def contradictions(
 def _workers(
     document: Mapping[str, Any], workers: list[dict[str, Any]]
 ) -> Iterator[str]:
-    if document.get("worker", []) == []:
+    announced = bool(_dict(document.get("agents")).get("listen"))
+    if document.get("worker", []) == [] and not announced:
         yield "worker: there is none: add a [[worker]] with name and url"
     for key, why in (
         ("name", "each worker needs a name of its own"),
         ("url", "one worker entry holds all its slots"),
+        ("agent", "one worker entry is all that its agent hosts"),
     ):
         first: dict[str, int] = {}
         for index, worker in enumerate(workers):

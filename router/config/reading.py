@@ -21,6 +21,8 @@ from router.config.keys import join
 from router.config.values import Check, EntriesInvalid, kind_of, near
 from router.settings import (
     AdminSettings,
+    AgentSettings,
+    AgentsSettings,
     ModelSettings,
     RouterSettings,
     ServerSettings,
@@ -37,17 +39,8 @@ SECTIONS: Final[Mapping[str, type]] = {
     "waits": WaitSettings,
     "worker": WorkerSettings,
     "models": ModelSettings,
-}
-
-_NOT_YET: Final = "is not in this release"
-#: Keys that will come, with what is to be said of them until then.
-LATER: Final[Mapping[str, Mapping[str, str]]] = {
-    "": {"agent": f"[agent] {_NOT_YET}", "agents": f"[agents] {_NOT_YET}"},
-    "router": {},
-    "waits": {"offer_timeout_ms": f"{_NOT_YET}: worker agents"},
-    "worker": {
-        "agent": f"{_NOT_YET}: give url, or command and port",
-    },
+    "agents": AgentsSettings,
+    "agent": AgentSettings,
 }
 
 _T = TypeVar("_T")
@@ -161,9 +154,6 @@ def _leaf(error: BaseException, path: str) -> Iterator[tuple[str, str]]:
 
 def _unknown_key(key: str, cls: type) -> str:
     section = next((name for name, other in SECTIONS.items() if other is cls), "")
-    later = LATER[section].get(key) if section in LATER else None
-    if later is not None:
-        return later
     if not section:
         sections = tuple(SECTIONS)
         otherwise = f": {', '.join(sections)}"

@@ -16,8 +16,10 @@ from router.settings import Settings
 def render(settings: Settings) -> str:
     """Show *settings* as a whole TOML document."""
     lines: list[str] = []
-    for section in ("server", "admin", "router", "waits"):
-        lines += [f"[{section}]", *_table(getattr(settings, section)), ""]
+    for section in ("server", "admin", "router", "waits", "agents", "agent"):
+        table = getattr(settings, section)
+        if table is not None:
+            lines += [f"[{section}]", *_table(table), ""]
     for worker in settings.workers:
         lines += ["[[worker]]", *_table(worker), ""]
     for name, model in settings.models.items():

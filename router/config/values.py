@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from router.config.addresses import parse_address
+from router.config.addresses import TcpAddress, parse_address
 from router.edge.keys import Keys, KeysInvalid
 from router.openai.prompting import checked_bios
 from router.sieve import FOR_MODELS
@@ -163,6 +163,31 @@ def listens(value: Any) -> tuple[str, ...]:
     return entries
 
 
+def host_port(value: Any) -> str:
+    """Take ``host:port`` or ``[v6]:port`` of somebody to connect to."""
+    address = text(value)
+    parsed = parse_address(address)
+    if not isinstance(parsed, TcpAddress) or not parsed.port:
+        raise ValueError("needs host:port or [v6]:port")
+    return address
+
+
+def tcp_listens(value: Any) -> tuple[str, ...]:
+    """Take one TCP address to listen on, or a list of them."""
+
+    def check(entry: Any) -> str:
+        address = text(entry)
+        if address.startswith("unix:"):
+            raise ValueError("needs host:port or [v6]:port")
+        parse_address(address)
+        return address
+
+    if type(value) is str:
+        return (check(value),)
+    entries: tuple[str, ...] = texts(check)(value)
+    return entries
+
+
 def prefix(value: Any) -> str:
     """Take a path prefix: "" or ``/llm``, without a slash at its end."""
     if type(value) is not str:
@@ -293,6 +318,19 @@ def folder_from(directory: Path) -> Check:
     return check
 
 
+def file_from(directory: Path) -> Check:
+    """Take the path of a file that is there."""
+    path = path_from(directory)
+
+    def check(value: Any) -> str:
+        name: str = path(value)
+        if not Path(name).is_file():
+            raise ValueError(f"there is no file {name}")
+        return name
+
+    return check
+
+
 def keys_file(directory: Path) -> Check:
     """Take the path of a file of client keys, and look into it (H8)."""
     path = path_from(directory)
@@ -312,6 +350,12 @@ def checks(
     environ: Mapping[str, str] | None, directory: Path
 ) -> Mapping[str, Mapping[str, Check]]:
     """Give section to key to check, for every key that can be set."""
+    secrecy = {
+        "token_env": set_variable(environ),
+        "tls_cert": file_from(directory),
+        "tls_key": file_from(directory),
+        "tls_ca": file_from(directory),
+    }
     return {
         "server": {
             "listen": listens,
@@ -340,6 +384,7 @@ def checks(
         },
         "waits": {
             "connect_ms": ms(1),
+            "offer_timeout_ms": ms(1),
             "poll_ms": ms(10),
             "busy_wait_ms": ms(1),
             "load_wait_ms": ms(1),
@@ -352,6 +397,7 @@ def checks(
         "worker": {
             "name": worker_name,
             "url": worker_url,
+            "agent": host_port,
             "command": arguments,
             "port": whole(1, 65_535),
             "model": text,
@@ -376,5 +422,12 @@ def checks(
             "tool_parse_error": one_of(("fail", "signal")),
             "exit_tools": texts(one_of(SIGNALS)),
             "loop_repeats_max": whole(0, 1_000_000),
+        },
+        "agents": {"listen": tcp_listens, **secrecy},
+        "agent": {
+            "name": worker_name,
+            "listen": tcp_listens,
+            "routers": texts(host_port),
+            **secrecy,
         },
     }

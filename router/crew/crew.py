@@ -17,6 +17,14 @@ from router.messages import Discovery
 REST_MAX_S: Final = 60.0
 #: Longest pause between two trials of a suspect worker, in seconds.
 TRIAL_MAX_S: Final = 30.0
+#: A worker that becomes ready out of these comes back, and is ramped (S7).
+_RETURNS_FROM: Final = frozenset(
+    {State.STARTING, State.LOADING, State.LOST, State.FAILED}
+)
+#: A wait that was spent without one delta (L4).
+_SPENT_WAITS: Final = frozenset(
+    {FaultKind.WAIT_TIMEOUT, FaultKind.LOAD_TIMEOUT, FaultKind.STALLED}
+)
 #: Two process starts closer than this are one: engines round (L9).
 SAME_START_S: Final = 1.0
 
@@ -71,8 +79,10 @@ class Crew:
 
     def discover(self, member: Member, found: Discovery, now: float) -> None:
         """Take over what a ready worker said of itself."""
+        restarted = self.restarted(member, found)
         member.started_at = found.started_at
         member.context = found.context
+        member.shares = None if found.shares is None else dict(found.shares)
         if not member.wanted_models and tuple(member.models) != found.models:
             member.models = dict.fromkeys(found.models)
             self._reindex()
@@ -85,17 +95,24 @@ class Crew:
             return
         if wanted is None and found.slots is not None:
             member.slots = max(1, found.slots)
-        if member.life.state in {State.LOST, State.FAILED}:
+        if restarted or (member.seen and member.life.state in _RETURNS_FROM):
             member.distrust()
         member.life.fire(Event.ANSWERED, now)
         member.seen = True
 
-    def note(self, member: Member, fault: Fault, target: str, now: float) -> bool:
+    def note(
+        self, member: Member, fault: Fault, target: str, now: float, *, silent: bool
+    ) -> bool:
         """Draw what *fault* says about *member*; say whether it now rests.
 
         500 is not for here: its blame waits for a second opinion (A4).
+        *silent*: the attempt had given no delta.
         """
         kind = fault.kind
+        if silent and kind in _SPENT_WAITS:
+            # Its probes are fine and it says nothing: one such is enough (L4).
+            member.faults = max(member.faults, self._suspect_after - 1)
+            return self.blame(member, now)
         if fault.row.counts:
             return self.blame(member, now)
         if member.life.state is State.GONE:
@@ -105,7 +122,9 @@ class Crew:
             rest = fault.retry_after or self._rng.uniform(0.25, 0.75)
             member.rest_until = now + min(rest, REST_MAX_S)
             return True
-        if kind is FaultKind.LOADING:
+        if kind is FaultKind.NO_SLOT:
+            member.shut(target)
+        elif kind is FaultKind.LOADING:
             member.life.fire(Event.LOADS, now)
         elif kind is FaultKind.UNAUTHORIZED:
             member.life.fire(

@@ -10,7 +10,8 @@ import attrs
 
 from router.errors import LocalError
 from router.ids import AssignmentId, WorkerId
-from router.lifecycle import SERVING, Lifecycle, State
+from router.lifecycle import COMING, SERVING, Lifecycle, State
+from router.messages import Share
 
 #: Slots of a worker that neither the operator nor the engine numbers (S5).
 DEFAULT_SLOTS = 4
@@ -42,7 +43,12 @@ class Member:
     seen: bool = attrs.field(default=False, init=False)
     """It was ready at least once."""
     started_at: float | None = attrs.field(default=None, init=False)
-    held: dict[AssignmentId, None] = attrs.field(factory=dict, init=False)
+    held: dict[AssignmentId, str] = attrs.field(factory=dict, init=False)
+    """Assignment to the model that it is for; oldest first."""
+    held_for: dict[str, int] = attrs.field(factory=dict, init=False)
+    """Model to how many of ``held`` are for it."""
+    shares: dict[str, Share] | None = attrs.field(default=None, init=False)
+    """Model to our part, where the worker has the say over its slots (P3)."""
     settling: dict[AssignmentId, float] = attrs.field(factory=dict, init=False)
     """Assignment to the time its upstream was let go; oldest first."""
     pins: dict[AssignmentId, int] = attrs.field(factory=dict, init=False)
@@ -80,19 +86,52 @@ class Member:
         """It is offered work."""
         return self.life.state in SERVING
 
+    def serves(self, target: str) -> bool:
+        """Say whether it is offered jobs for *target*, now or when it has room."""
+        if self.life.state not in SERVING:
+            return False
+        if self.shares is None:
+            return True
+        share = self.shares.get(target)
+        return share is not None and share.serves
+
+    def comes(self, target: str) -> bool:
+        """Say whether it may soon serve *target*."""
+        if self.life.state in COMING:
+            return True
+        share = None if self.shares is None else self.shares.get(target)
+        return self.life.state in SERVING and share is not None and share.coming
+
+    def takes(self, target: str) -> bool:
+        """Say whether our part of its slots has room for one more *target*."""
+        if self.shares is None:
+            return True
+        share = self.shares.get(target)
+        if share is None:
+            return False
+        return self.held_for.get(target, 0) < share.slots
+
+    def shut(self, target: str) -> None:
+        """Others have its slots for *target*: nothing more until it says so."""
+        share = None if self.shares is None else self.shares.get(target)
+        if share is not None and self.shares is not None:
+            ours = self.held_for.get(target, 0)
+            self.shares[target] = attrs.evolve(share, slots=min(share.slots, ours))
+
     def has_room(self, now: float) -> bool:
         """Say whether one more job may go to it."""
         return self.busy < self.limit and self.rest_until <= now
 
-    def take(self, assignment: AssignmentId) -> None:
-        """Hand out a permit.
+    def take(self, assignment: AssignmentId, target: str = "") -> None:
+        """Hand out a permit for a job that asks for the model *target*.
 
         Raises:
             LocalError: none is left (S1), or this one is out already.
         """
         if self.busy >= self.limit or assignment in self.held:
             raise LocalError(f"{self.id}: no permit for {assignment}")
-        self.held[assignment] = None
+        self.held[assignment] = target
+        self.held_for[target] = self.held_for.get(target, 0) + 1
         if self.pin_slots:
             out = set(self.pins.values())
             self.pins[assignment] = next(n for n in count() if n not in out)
@@ -105,7 +144,7 @@ class Member:
         """
         if assignment not in self.held:
             raise LocalError(f"{self.id}: permit of {assignment} comes back twice")
-        del self.held[assignment]
+        self.held_for[self.held.pop(assignment)] -= 1
         self.pins.pop(assignment, None)
 
     def let_go(self, assignment: AssignmentId, now: float) -> None:

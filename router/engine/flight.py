@@ -41,7 +41,21 @@ from router.tally import Tally
 from router.waiting import Budgets, Wait, WaitState
 
 _NEXT: Final = Verdict.NEXT
+#: Faults that no worker had a part in: the router closed the request (X3).
+_OURS: Final = frozenset(
+    {
+        FaultKind.QUEUE_FULL,
+        FaultKind.QUEUE_TIMEOUT,
+        FaultKind.MODEL_LOADING,
+        FaultKind.NO_WORKER,
+        FaultKind.MODEL_NOT_FOUND,
+        FaultKind.SHUTTING_DOWN,
+        FaultKind.INTERNAL,
+    }
+)
 _MORE: Final = Taken.MORE
+#: Phases whose time may run out before that of the phase before them.
+_SHORT: Final = frozenset({SourcePhase.OFFERED, SourcePhase.FINISHING})
 
 
 @attrs.frozen
@@ -53,6 +67,12 @@ class Limits:
     first_delta_s: float
     usage_wait_s: float
     budgets: Budgets
+    offer_s: float = 0.1
+
+    @property
+    def shortest_s(self) -> float:
+        """The shortest wait that a phase of a source can have."""
+        return min(self.connect_s, self.liveness_s, self.first_delta_s)
 
 
 class Shell(Protocol):
@@ -124,14 +144,18 @@ class Flight:
         self.fence = Fence()
         receiver.attach(self._has_room, self.gone)
 
-    def begin(self) -> None:
+    def begin(self, *, once: bool = False) -> None:
         """Submit the request: it is live from here. Not a checkpoint.
+
+        *once*: it never waits for a permit (P3).
 
         ``run`` must follow, or ``retire`` where it was refused at once.
         """
         router = self._router
         router.flights[self.request] = self
-        commands = router.fleet.submit(self.request, self.job.target, self.received_at)
+        commands = router.fleet.submit(
+            self.request, self.job.target, self.received_at, once=once
+        )
         entry = router.fleet.requests.get(self.request)
         if entry is not None:
             self.fence = entry.fence
@@ -198,6 +222,9 @@ class Flight:
         due = self._receiver.due(now)
         if due <= now:
             if self._receiver.tick(now) is Taken.GONE:
+                self.fault = self.fault or Fault(
+                    FaultKind.CLIENT_STALLED, "The client stopped reading."
+                )
                 self.gone()
                 return now
             due = self._receiver.due(now)
@@ -208,50 +235,54 @@ class Flight:
                 self._router.apply(self._router.fleet.expire(self.request, now))
                 return now
             return min(due, until)
-        at, words = self._limit(source)
+        at, fault = self._limit(source)
+        if at <= now and source.phase is SourcePhase.OFFERED:
+            # A loop that was late is not an agent that is silent (P4).
+            source.catch_up()
+            if source is not self.source or source.phase is not SourcePhase.OFFERED:
+                return now
         if at > now:
-            return min(due, at)
-        if source.phase is SourcePhase.FINISHING:
+            if source.phase is SourcePhase.STREAMING:
+                return min(due, at)
+            # The phases that follow begin without waking this task; none of
+            # them ends sooner than the shortest wait after it has begun.
+            return min(due, at, now + self._router.limits.shortest_s)
+        if fault is None:
             source.finish_now()
-        elif source.phase is SourcePhase.CONNECTING:
-            self._give_up(Fault(FaultKind.CONNECT, words))
         else:
-            self._give_up(Fault(FaultKind.STALLED, words))
+            self._give_up(fault)
         return now
 
-    def _limit(self, source: Source) -> tuple[float, str]:
-        """Say until when *source* may go on so, and what it then is called.
-
-        No phase wakes this task when it begins, FINISHING excepted: each one's
-        limit lies no earlier than that of the phase before it, so that looking
-        when the old one runs out is looking in time.
-        """
+    def _limit(self, source: Source) -> tuple[float, Fault | None]:
+        """Say until when *source* may go on so, and the fault it then is; None:
+        no fault, it need not be waited for any longer (M3)."""
         limits = self._router.limits
         phase = source.phase
         if phase is SourcePhase.FINISHING:
-            return source.since + limits.usage_wait_s, ""
-        if phase is SourcePhase.CONNECTING:
-            return (
-                source.since + limits.connect_s,
-                "The worker took no connection in time.",
-            )
-        if phase is SourcePhase.SENDING:
-            at = source.last_byte_at + limits.liveness_s
-            return at, "The worker stopped reading the request."
+            return source.since + limits.usage_wait_s, None
         if source.paused:
             # Our client does not read: not the worker's fault (W6).
-            return inf, ""
-        at = inf
-        if phase is SourcePhase.STREAMING:
-            at = source.last_byte_at + limits.liveness_s
-        if self.fence.next_index == 0:
-            first = self.departed_at + limits.first_delta_s
-            if first < at:
-                return first, "The worker gave no first delta in time."
-        if at == inf:
+            return inf, None
+        kind = FaultKind.STALLED
+        if phase is SourcePhase.CONNECTING:
+            kind = FaultKind.CONNECT
+            at, words = source.since + limits.connect_s, "took no connection in time"
+        elif phase is SourcePhase.OFFERED:
+            kind = FaultKind.CONNECT
+            at, words = source.since + limits.offer_s, "did not answer an offer in time"
+        elif phase is SourcePhase.SENDING:
+            at, words = source.last_byte_at, "stopped reading the request"
+            at += limits.liveness_s
+        elif phase is SourcePhase.STREAMING:
+            at, words = source.last_byte_at, "stopped answering"
+            at += limits.liveness_s
+        else:
             # The silence before the head is the keeper's to judge (W2).
-            return trio.current_time() + limits.liveness_s, ""
-        return at, "The worker stopped answering."
+            at, words = inf, ""
+        first = self.departed_at + limits.first_delta_s
+        if first < at and self.fence.next_index == 0:
+            at, words, kind = first, "gave no first delta in time", FaultKind.STALLED
+        return at, Fault(kind, f"The worker {words}.")
 
     # --- ports.Delivery: calls from the source -----------------------------
 
@@ -266,7 +297,7 @@ class Flight:
         source = self.source
         if (
             source is not None
-            and source.phase is SourcePhase.FINISHING
+            and source.phase in _SHORT
             and assignment == self.fence.owner
         ):
             self._bell.ring()
@@ -429,7 +460,7 @@ class Flight:
         self.fault = fault
         self._close_source()
         self._tell(fault)
-        self._end("failed", "router" if fault.row.status == 429 else "worker")
+        self._end("failed", "router" if fault.kind in _OURS else "worker")
 
     def cancel(self, fault: Fault) -> None:
         """End the request from outside its client and its worker."""
@@ -476,6 +507,11 @@ class Flight:
         if owner is None:
             raise LocalError(f"{self.request} is nowhere")
         return owner
+
+    @property
+    def said(self) -> WaitState | None:
+        """What an agent says of this silence."""
+        return None if self.source is None else self.source.said
 
     @property
     def partial_head(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from router.crew import Member
 from router.engine.flight import Flight
 from router.messages import Signal
-from router.ports import Process
+from router.ports import BehindAgent, Process
 from router.supervise import Keeper
 from router.waiting import WaitState
 
@@ -47,6 +47,7 @@ def flight_record(flight: Flight, now: float) -> dict[str, object]:
         "attempts": [
             {
                 "worker": attempt.worker,
+                "candidates": attempt.candidates,
                 "at_s": round(attempt.granted_at - born, 6),
                 "fault": None if attempt.fault is None else attempt.fault.kind.value,
             }
@@ -105,6 +106,7 @@ def member_status(
     life = member.life
     probe = keeper.last_probe if keeper is not None else None
     found = probe.discovery if probe is not None else None
+    worker: object = keeper.worker if keeper is not None else None
     return {
         "name": member.id,
         "state": life.state.value,
@@ -123,4 +125,5 @@ def member_status(
         "faults_in_a_row": member.faults,
         "rests_s": max(0.0, round(member.rest_until - now, 3)),
         "process": None if process is None else dict(process.status()),
+        "agent": worker.agent_status() if isinstance(worker, BehindAgent) else None,
     }

@@ -85,9 +85,12 @@ class Router:
                 waits.idle_grace_ms / 1000,
                 waits.load_wait_ms / 1000,
             ),
+            waits.offer_timeout_ms / 1000,
         )
         #: Called once per request with its flat record (X2).
         self.on_request_end: Callable[[Mapping[str, object]], None] | None = None
+        #: More of ``status``, from what stands around this router.
+        self.also: Callable[[], Mapping[str, object]] | None = None
         self._rng = rng
         self._catalog = Catalog(settings.models)
         self._sieving = Sieving(settings)
@@ -158,6 +161,31 @@ class Router:
             flight.retire()
             refusal = flight.fault
         raise RequestFailed(refusal or Fault(FaultKind.INTERNAL, "Refused."))
+
+    def admit(self, job: Job, receiver: Receiver, client_ref: str) -> Flight | Fault:
+        """Take another router's *job* if it can begin at once (P3).
+
+        Not a checkpoint. It never waits here, and is done as it is: signals and
+        conventions are that router's. Refused: nothing was begun, and *receiver*
+        may have been told so.
+
+        Returns: a flight that has its permit, and whose ``run`` must follow.
+        """
+        if self._refusal is not None:
+            return self._refusal
+        flight = Flight(
+            self,
+            self.new_request_id(),
+            job,
+            receiver,
+            client_ref,
+            trio.current_time(),
+        )
+        flight.begin(once=True)
+        if flight.outcome is None:
+            return flight
+        flight.retire()
+        return flight.fault or Fault(FaultKind.NO_SLOT, "Nothing could be begun.")
 
     @asynccontextmanager
     async def stream(self, job: Job) -> AsyncIterator[DeltaQueue]:
@@ -373,16 +401,20 @@ class Router:
         return {
             "ready": self.ready,
             "stopping": self._refusal is not None,
-            "workers": [
-                member_status(
-                    m, self._keepers.get(m.id), self._processes.get(m.id), now
-                )
-                for m in self.fleet.members.values()
-            ],
+            "workers": self.workers_status(),
             "queues": self.fleet.room.depths(),
             "requests": [flight_record(f, now) for f in self.flights.values()],
             "verdicts": dict(self.tally.verdicts),
+            **({} if self.also is None else self.also()),
         }
+
+    def workers_status(self) -> list[dict[str, Any]]:
+        """Show each worker at this moment, fit for JSON."""
+        now = trio.current_time()
+        return [
+            member_status(m, self._keepers.get(m.id), self._processes.get(m.id), now)
+            for m in self.fleet.members.values()
+        ]
 
     def receipt(self, request: str) -> Mapping[str, object] | None:
         """Show one request, live or among the last that ended (X3)."""

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from router.config import ConfigInvalid, load, parse, render
 from router.config.addresses import TcpAddress, UnixAddress, parse_address
-from router.config.reading import LATER, SECTIONS
+from router.config.reading import SECTIONS
 from router.config.values import ENGINES, checks
 from router.settings import (
     AdminSettings,
+    AgentsSettings,
     ModelSettings,
     RouterSettings,
     ServerSettings,
@@ -96,6 +97,21 @@ def test_d2_every_key_is_read(tmp_path: Path) -> None:
         first_delta_ms = 70
         usage_wait_ms = 80
         ghost_ms = 90
+        offer_timeout_ms = 100
+
+        [agents]
+        listen = ["0.0.0.0:7701"]
+        token_env = "GPU_KEY"
+        tls_cert = "keys"
+        tls_key = "keys"
+        tls_ca = "keys"
+
+        [[worker]]
+        name = "far"
+        agent = "[fd00::7]:7700"
+        slots = 3
+        models = ["m"]
+        api_key_env = "GPU_KEY"
 
         [[worker]]
         name = "gpu-0"
@@ -136,7 +152,9 @@ Call one with {"tool_calls": [{"name": "x", "arguments": {}}]} alone.
     """
 
     settings = parse(
-        source, environ={"GPU_KEY": "sk-1", "PATH": os.defpath}, directory=tmp_path
+        source,
+        environ={"GPU_KEY": "sk-1234567890123456", "PATH": os.defpath},
+        directory=tmp_path,
     )
 
     assert settings == Settings(
@@ -175,8 +193,23 @@ Call one with {"tool_calls": [{"name": "x", "arguments": {}}]} alone.
             first_delta_ms=70,
             usage_wait_ms=80,
             ghost_ms=90,
+            offer_timeout_ms=100,
+        ),
+        agents=AgentsSettings(
+            listen=("0.0.0.0:7701",),
+            token_env="GPU_KEY",
+            tls_cert=str(tmp_path / "keys"),
+            tls_key=str(tmp_path / "keys"),
+            tls_ca=str(tmp_path / "keys"),
         ),
         workers=(
+            WorkerSettings(
+                name="far",
+                agent="[fd00::7]:7700",
+                slots=3,
+                models=("m",),
+                api_key_env="GPU_KEY",
+            ),
             WorkerSettings(
                 name="gpu-0",
                 url="https://gpu0.example:8443/v1",
@@ -223,16 +256,6 @@ def test_d2_every_setting_has_its_check() -> None:
         name: {field.name for field in attrs.fields(cls)}
         for name, cls in SECTIONS.items()
     }
-
-
-def test_d2_no_key_of_a_later_release_is_a_setting_of_this_one() -> None:
-    for section, keys in LATER.items():
-        known = (
-            {field.name for field in attrs.fields(SECTIONS[section])}
-            if section
-            else set(SECTIONS)
-        )
-        assert not known & set(keys)
 
 
 def test_d2_one_listen_address_may_be_written_without_a_list() -> None:
@@ -290,7 +313,7 @@ def test_d2_all_faults_are_told_at_once() -> None:
         ("drain_ms = 8", "worker[0].drain_ms: unknown key, it belongs to [server]"),
         (
             "zzz = 8",
-            "worker[0].zzz: unknown key: name, url, command, port, model, env, cwd",
+            "worker[0].zzz: unknown key: name, url, agent, command, port, model, env",
         ),
         ('"a b" = 8', 'worker[0]."a b": unknown key'),
     ],
@@ -303,19 +326,96 @@ def test_d2_an_unknown_section_names_the_one_that_was_meant() -> None:
     assert fault(WORKER + "[wait]") == "wait: unknown section, did you mean waits?"
 
 
-@pytest.mark.parametrize("section", sorted(LATER))
-def test_d2_keys_of_later_releases_are_refused_with_a_sentence(section: str) -> None:
-    for key, sentence in LATER[section].items():
-        head = {
-            "": f"[{key}]\n{WORKER}",
-            "worker": f"{WORKER}{key} = 1",
-            "models": f"{WORKER}[models.m]\n{key} = 1",
-        }.get(section, f"[{section}]\n{key} = 1\n{WORKER}")
-        path = {"": "", "worker": "worker[0].", "models": "models.m."}.get(
-            section, f"{section}."
-        )
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            '[agents]\nlisten = "0.0.0.0:7701"',
+            (
+                "agents.listen: 0.0.0.0:7701 is reached from elsewhere: set "
+                "token_env, or all of tls_cert, tls_key and tls_ca"
+            ),
+        ),
+        (
+            '[agents]\nlisten = "unix:/run/a.sock"',
+            "agents.listen: needs host:port or [v6]:port",
+        ),
+        (
+            '[agents]\ntls_cert = "keys"',
+            "agents.tls_key: is missing: it goes with tls_cert",
+        ),
+        (
+            '[agents]\ntls_ca = "nowhere"',
+            "agents.tls_ca: there is no file {folder}/nowhere",
+        ),
+        (
+            '[agents]\ntoken_env = "SHORT"',
+            "agents.token_env: the token in SHORT has less than 16 characters",
+        ),
+        (
+            '[agent]\nname = "gpus"',
+            "agent.listen: is missing: where routers connect, or set routers",
+        ),
+        (
+            '[agent]\nlisten = "10.0.0.1:7700"',
+            (
+                "agent.listen: 10.0.0.1:7700 is reached from elsewhere: set "
+                "token_env, or all of tls_cert, tls_key and tls_ca"
+            ),
+        ),
+        (
+            '[[worker]]\nname = "far"\nagent = "h:7700"\nengine = "vllm"',
+            "worker[1].engine: is set where its agent runs, in that host's file",
+        ),
+        (
+            '[[worker]]\nname = "far"\nagent = "h:7700"\nurl = "http://h"',
+            "worker[1].agent: there is a url too: one worker is one of both",
+        ),
+        (
+            '[[worker]]\nname = "far"\nagent = "h"',
+            "worker[1].agent: needs host:port, [v6]:port or unix:/path",
+        ),
+        (
+            '[[worker]]\nname = "far"\nagent = "h:0"',
+            "worker[1].agent: needs host:port or [v6]:port",
+        ),
+    ],
+)
+def test_d2_what_is_said_of_agents_is_checked(
+    source: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").touch()
 
-        assert fault(head) == f"{path}{key}: {sentence}"
+    with pytest.raises(ConfigInvalid) as raised:
+        parse(f"{WORKER}\n{source}", environ={"SHORT": "sk-1"}, directory=tmp_path)
+
+    assert list(raised.value.faults) == [says.format(folder=tmp_path)]
+
+
+def test_d2_an_agent_has_engines_of_its_own() -> None:
+    source = """
+        [agent]
+        listen = "127.0.0.1:7700"
+        [agents]
+        listen = "127.0.0.1:7701"
+        [[worker]]
+        name = "far"
+        agent = "h:7700"
+    """
+    with pytest.raises(ConfigInvalid) as raised:
+        parse(source, environ={}, directory=HERE)
+
+    assert list(raised.value.faults) == [
+        "worker[0].agent: an agent has engines of its own: give url, or command",
+        "agents: an agent meets no agents: that is for a router's file",
+    ]
+
+
+def test_d2_a_router_of_agents_that_announce_themselves_needs_no_worker() -> None:
+    settings = parse('[agents]\nlisten = "127.0.0.1:0"', environ={}, directory=HERE)
+
+    assert settings.workers == ()
+    assert settings.agents.listen == ("127.0.0.1:0",)
 
 
 RUN = """
@@ -352,7 +452,10 @@ def test_l6_braces_that_hold_no_word_stay_and_arguments_may_repeat() -> None:
     [
         (
             ('name = "w0"', 'name = "w0"\nurl = "http://h"'),
-            "worker[0].command: there is a url too: give url, or command and port",
+            (
+                "worker[0].command: there is a url too: "
+                "give url, or command and port, or agent"
+            ),
         ),
         (
             ("port = 9001", ""),
@@ -478,7 +581,7 @@ def test_d2_what_is_for_a_command_says_so_beside_a_url(line: str) -> None:
 
 def test_d2_a_worker_without_url_and_command_is_told_both_ways() -> None:
     assert fault('[[worker]]\nname = "a"') == (
-        "worker[0].url: is missing: give url, or command and port"
+        "worker[0].url: is missing: give url, or command and port, or agent"
     )
 
 
@@ -860,8 +963,10 @@ def test_d1_what_check_shows_reads_as_the_same_settings(
 
 def test_d1_what_check_shows_has_every_key() -> None:
     shown = render(read(WORKER + "[models.m]"))
+    host = render(read(WORKER + '[agent]\nlisten = "127.0.0.1:7700"'))
 
     for name, cls in SECTIONS.items():
         for field in attrs.fields(cls):
-            assert f"{field.name} " in shown, f"{name}.{field.name}"
+            text = host if name == "agent" else shown
+            assert f"{field.name} " in text, f"{name}.{field.name}"
     assert tomllib.loads(shown)["worker"][0]["name"] == "w0"

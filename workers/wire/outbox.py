@@ -11,10 +11,9 @@ from typing import Final, Protocol
 
 from workers.wire.frames import STEP_MAX, Deltas, Message, encode, pack
 
-#: Bytes of frames that may wait before their sources are paused, and after
-#: which they go on (section 5 of the design).
+#: Bytes of frames that may wait before their sources are paused (section 5 of
+#: the design); they go on when those are being written.
 HIGH: Final = 1024 * 1024
-LOW: Final = 256 * 1024
 #: Bytes that only a peer that never reads makes wait: it is cut.
 CEILING: Final = 16 * 1024 * 1024
 
@@ -29,10 +28,23 @@ class Body(Protocol):
         """The last part is with the kernel."""
 
 
+def _nothing() -> None:
+    """Stand in for a call that nobody waits for."""
+
+
 class Outbox:
     """Frames and bodies on their way. Nothing here raises."""
 
-    __slots__ = ("_bodies", "_cost", "_frames", "_last", "_ring", "_step", "size")
+    __slots__ = (
+        "_bodies",
+        "_cost",
+        "_frames",
+        "_last",
+        "_ring",
+        "_step",
+        "on_room",
+        "size",
+    )
 
     def __init__(self, ring: Callable[[], None]) -> None:
         """*ring*: called when there is something to write; often."""
@@ -44,6 +56,8 @@ class Outbox:
         self._cost = 0
         #: Bytes of frames that wait.
         self.size = 0
+        #: Called when more than `HIGH` waited, and is now being written.
+        self.on_room: Callable[[], None] = _nothing
 
     def put(self, message: Message) -> None:
         """Queue *message* behind all that was queued before."""
@@ -83,7 +97,9 @@ class Outbox:
         if frames:
             whole = frames[0] if len(frames) == 1 else b"".join(frames)
             frames.clear()
-            self.size = 0
+            was_full, self.size = self.size > HIGH, 0
+            if was_full:
+                self.on_room()
             return whole
         while self._bodies:
             body = self._bodies.popleft()

@@ -5,6 +5,7 @@ engine may close any source. Pure: the clock and the bytes are the caller's.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Final, Protocol
 
 from router.errors import Fault, FaultKind, LocalError
@@ -190,6 +191,11 @@ class RouterEnd:
         """Want the count of this number no more. Idempotent."""
         if self._counts.pop(number, None) is not None:
             self.put(Cancel(number))
+
+    def silence(self) -> None:
+        """Nothing that was heard here is a sign of life any more."""
+        for source in self.sources.values():
+            source.last_byte_at = -inf
 
     def end(self, fault: Fault) -> None:
         """The connection is gone: everything on it ends with *fault*, at once."""

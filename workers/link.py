@@ -1,0 +1,277 @@
+"""One connection between a router and an agent: bytes, clocks and nothing else.
+
+The same at both ends, whoever connected. One task reads: all that one read
+brings is delivered before it waits again (P7). Another writes: what was queued
+in one pass of the loop goes out in one write. Rule: silence is judged only
+after what has arrived was read (P4).
+"""
+
+import os
+import ssl
+from contextlib import suppress
+from typing import Final, Protocol
+
+import trio
+
+from workers.poll import WRITE
+from workers.transport import Transport
+from workers.wire.frames import (
+    EXPIRY_S,
+    OPENING_S,
+    Bye,
+    Reason,
+    WireError,
+    pack,
+)
+from workers.wire.opening import NONCE_BYTES, ByeHeard, Opening, Passport
+from workers.wire.outbox import CEILING, Outbox
+
+#: Bytes per read, and bytes written before others get their turn.
+READ_SIZE: Final = 256 * 1024
+WRITE_BUDGET: Final = 1024 * 1024
+#: Seconds between two looks at the clock.
+TICK_S: Final = 0.5
+#: Seconds, and bytes, for a peer to take our last word before the socket closes.
+PARTING_S: Final = 0.5
+PARTING_MAX: Final = 1024 * 1024
+
+#: Closing without a word.
+CLOSED: Final = "The connection ended."
+
+
+class End(Protocol):
+    """What an open connection carries: one of the two ends of the wire."""
+
+    outbox: Outbox
+
+    def received(self, octets: bytes, now: float) -> None:
+        """Take one read.
+
+        Raises:
+            WireError: the connection is of no more use.
+        """
+
+
+class Link:
+    """One connection, from its first byte to its last. One task owns it."""
+
+    def __init__(self, transport: Transport, passport: Passport) -> None:
+        """Own *transport*, which may still be connecting."""
+        self._transport = transport
+        self._recv = transport.recv
+        self._fd = transport.fileno()
+        self.opening = Opening(passport, os.urandom(NONCE_BYTES))
+        self.heard_at = trio.current_time()
+        self._end: End | None = None
+        self._rest = memoryview(b"")
+        self._bell = trio.Event()
+        self._watch = trio.CancelScope()
+        self._why: WireError | None = None
+        self._broken = False
+
+    # ---- the task that owns it ----
+
+    async def open(self) -> None:
+        """Connect, where that is not done yet, and prove each other (P1).
+
+        A checkpoint. Cancelled, or raised: ``part`` is next.
+
+        Raises:
+            WireError: there is nobody to speak to; ``part`` says so.
+        """
+        try:
+            with trio.fail_after(OPENING_S):
+                while not self._transport.advance():
+                    await self._wait(self._transport.connect_mask)
+                await self._greet()
+        except trio.TooSlowError:
+            raise WireError(Reason.SLOW_OPENING, "no proof in time") from None
+        except OSError as error:
+            raise lost(error) from None
+
+    async def carry(self, end: End) -> WireError:
+        """Move bytes between the socket and *end* until that is over.
+
+        Gives the reason. A checkpoint. Cancelled: ``part`` is next.
+        """
+        self._end = end
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write)
+            why = await self._read()
+            nursery.cancel_scope.cancel()
+        return why
+
+    async def part(self, why: WireError | None) -> None:
+        """Say why, and close. A checkpoint; takes `PARTING_S` at most.
+
+        *why*: None, or what the peer said itself: nothing is said.
+        """
+        with trio.move_on_after(PARTING_S) as scope:
+            scope.shield = True
+            with suppress(OSError):
+                await self._say_bye(why)
+        self._broken = True
+        with suppress(OSError):
+            trio.lowlevel.notify_closing(self._fd)
+        self._transport.close()
+
+    # ---- calls from anywhere ----
+
+    def ring(self) -> None:
+        """Write what the outbox holds, when this pass of the loop is over."""
+        self._bell.set()
+
+    def flush(self) -> bool:
+        """Write what the outbox holds; True: the kernel has all of it.
+
+        Not a checkpoint; never raises: a broken stream is found by its reader.
+        """
+        if self._broken or self._end is None:
+            return True
+        try:
+            return self._push(self._end.outbox)
+        except OSError:
+            self._broken = True
+            return True
+
+    def catch_up(self) -> None:
+        """Read what has arrived. Not a checkpoint; never raises for the peer."""
+        if self._end is None or self._why is not None:
+            return
+        try:
+            self._pull(self._end)
+        except WireError as why:
+            self.stop(why)
+        except OSError as error:
+            self.stop(lost(error))
+
+    def stop(self, why: WireError) -> None:
+        """End ``carry`` with *why*. Not a checkpoint."""
+        if self._why is None:
+            self._why = why
+        self._watch.deadline = -float("inf")
+
+    # ---- inner parts ----
+
+    async def _wait(self, mask: int) -> None:
+        if mask & WRITE:
+            await trio.lowlevel.wait_writable(self._fd)
+        else:
+            await trio.lowlevel.wait_readable(self._fd)
+
+    async def _greet(self) -> None:
+        opening = self.opening
+        while True:
+            while opening.out:
+                await self._send_whole(opening.out.pop(0))
+            octets = self._recv(4096)
+            if octets is None:
+                await trio.lowlevel.wait_readable(self._fd)
+            elif not octets:
+                raise WireError(Reason.LOST, CLOSED)
+            elif opening.receive(octets):
+                break
+        while opening.out:
+            await self._send_whole(opening.out.pop(0))
+        self.heard_at = trio.current_time()
+
+    async def _send_whole(self, octets: bytes) -> None:
+        rest = memoryview(octets)
+        while rest or self._transport.unsent:
+            sent = self._transport.send(rest)
+            rest = rest[sent:]
+            if rest or self._transport.unsent:
+                await trio.lowlevel.wait_writable(self._fd)
+
+    async def _read(self) -> WireError:
+        end = self._end
+        try:
+            if end is not None:
+                # What came behind the proof.
+                end.received(b"", trio.current_time())
+            while end is not None and self._why is None:
+                self._watch = trio.CancelScope(deadline=trio.current_time() + TICK_S)
+                with self._watch:
+                    while True:
+                        await trio.lowlevel.wait_readable(self._fd)
+                        self._pull(end)
+                self._tick(end)
+        except WireError as why:
+            return why
+        except OSError as error:
+            return lost(error)
+        return self._why or WireError(Reason.LOST, CLOSED)
+
+    def _pull(self, end: End) -> bool:
+        """Take one read; False: there was nothing to read."""
+        octets = self._recv(READ_SIZE)
+        if octets is None:
+            return False
+        if not octets:
+            raise WireError(Reason.LOST, CLOSED)
+        now = self.heard_at = trio.current_time()
+        end.received(octets, now)
+        if self._transport.unsent:
+            # Reading may have made bytes to send: a key update.
+            self._bell.set()
+        return True
+
+    def _tick(self, end: End) -> None:
+        if end.outbox.size > CEILING:
+            raise WireError(Reason.OVERFLOW, "the peer does not read")
+        if trio.current_time() - self.heard_at > EXPIRY_S and not self._pull(end):
+            raise WireError(Reason.EXPIRED, f"nothing came for {EXPIRY_S:g} s")
+
+    async def _write(self) -> None:
+        while True:
+            await self._bell.wait()
+            self._bell = trio.Event()
+            while not self.flush():
+                await trio.lowlevel.wait_writable(self._fd)
+
+    def _push(self, outbox: Outbox) -> bool:
+        transport = self._transport
+        budget = WRITE_BUDGET
+        while True:
+            rest = self._rest
+            if not rest:
+                chunk = outbox.pull()
+                if not chunk:
+                    if transport.unsent:
+                        transport.send(rest)
+                    return not transport.unsent
+                rest = memoryview(chunk)
+            sent = transport.send(rest)
+            self._rest = rest[sent:]
+            if self._rest:
+                return False
+            outbox.wrote()
+            budget -= sent
+            if budget <= 0:
+                self._bell.set()
+                return True
+
+    async def _say_bye(self, why: WireError | None) -> None:
+        """Send the last word behind what is half out, and let it be read."""
+        if self._broken or isinstance(why, ByeHeard):
+            return
+        if why is not None and why.reason is not Reason.LOST:
+            bye = pack(Bye(why.reason.value, why.words))
+            await self._send_whole(bytes(self._rest) + bye)
+            # A socket that closes over unread bytes sends a RST, which may
+            # overtake the word.
+            left = PARTING_MAX
+            while left > 0 and (octets := await self._receive()):
+                left -= len(octets)
+
+    async def _receive(self) -> bytes:
+        while (octets := self._recv(READ_SIZE)) is None:
+            await trio.lowlevel.wait_readable(self._fd)
+        return octets
+
+
+def lost(error: OSError) -> WireError:
+    """Make the reason of a connection that broke."""
+    if isinstance(error, ssl.SSLError):
+        return WireError(Reason.TLS, "the TLS handshake failed")
+    return WireError(Reason.LOST, error.strerror or CLOSED)
