@@ -290,7 +290,10 @@ class Keeper:
         grid = Grid(trio.current_time(), self._poll_s)
         while True:
             await trio.sleep_until(grid.next(trio.current_time()))
-            waiting = self._shell.silent(self.worker.id)
+            # An engine is left in quiet while nobody owes a verdict.
+            since = trio.current_time() - self._poll_s / 2
+            silent = self._shell.silent(self.worker.id)
+            waiting = [s for s in silent if s.silent_since <= since]
             if not waiting:
                 continue
             slots: SlotView | None = None
@@ -307,11 +310,11 @@ class Keeper:
             # By now a head may have come, a client may have gone, and who began
             # while nothing was answered has seen that silence too.
             now = trio.current_time()
-            silent = {s.assignment: s for s in self._shell.silent(self.worker.id)}
+            still = {s.assignment: s for s in self._shell.silent(self.worker.id)}
             for assignment, polls in grid.owed(
-                {a: s.silent_since for a, s in silent.items()}, now
+                {a: s.silent_since for a, s in still.items()}, now
             ).items():
-                one = silent[assignment]
+                one = still[assignment]
                 state = one.said or classify(
                     one.partial_head,
                     slots,
