@@ -58,4 +58,11 @@ class Lose:
     fault: Fault
 
 
-Command = Grant | Refuse | Settle | Check | Rest | Lose
+@attrs.frozen
+class Empty:
+    """*worker* drains, and its last permit is back (L5)."""
+
+    worker: WorkerId
+
+
+Command = Grant | Refuse | Settle | Check | Rest | Lose | Empty

@@ -15,7 +15,16 @@ import attrs
 
 from router.assignment import Attempt, Attempts, Phase
 from router.budget import RetryBudget
-from router.commands import Check, Command, Grant, Lose, Refuse, Rest, Settle
+from router.commands import (
+    Check,
+    Command,
+    Empty,
+    Grant,
+    Lose,
+    Refuse,
+    Rest,
+    Settle,
+)
 from router.crew import Crew, Member
 from router.errors import Fault, FaultKind, LocalError
 from router.failover import over_at_once, verdict
@@ -486,6 +495,8 @@ class Fleet:
                         self._refuse(entry, first or refusal, now, out)
         if member.life.state is State.GONE and not member.busy:
             self._crew.retire(member)
+        elif member.life.state is State.DRAINING and not member.busy:
+            out.append(Empty(member.id))
 
     # --- ending ------------------------------------------------------------
 

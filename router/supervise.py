@@ -9,6 +9,7 @@ bug does, and ends the router on purpose (L1). Rules L1-L4, L9, S3, W2, W5.
 import logging
 import random
 from collections.abc import Sequence
+from math import inf
 from typing import Final, Protocol
 
 import trio
@@ -81,6 +82,9 @@ class Shell(Protocol):
     def changed(self) -> None:
         """Learn that a worker's state is another one now."""
 
+    def cut(self, worker: str) -> bool:
+        """End what still runs on *worker*."""
+
     def heard_at(self, worker: WorkerId) -> float:
         """Say when a byte of any live answer last came from *worker*."""
 
@@ -101,8 +105,9 @@ class Keeper:
         self._scope = trio.CancelScope()
         self._check = trio.Event()
         self._settle = trio.Event()
-        self._rest = trio.Event()
-        self._rest_until = 0.0
+        self._alarm = trio.Event()
+        self._rest_until = inf
+        self._cut_at = inf
         self._missed = 0
         #: The engine has shown its slots at least once.
         self._told_slots = False
@@ -116,7 +121,7 @@ class Keeper:
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._poll)
                 nursery.start_soon(self._settle_permits)
-                nursery.start_soon(self._wake_after_rests)
+                nursery.start_soon(self._mind_the_clock)
 
     def dismiss(self) -> None:
         """End ``run``: the worker was removed. Not a checkpoint."""
@@ -143,7 +148,12 @@ class Keeper:
     def rest(self, until: float) -> None:
         """Call the fleet's ``dispatch`` at *until*. Not a checkpoint."""
         self._rest_until = until
-        self._rest.set()
+        self._alarm.set()
+
+    def cut_at(self, at: float) -> None:
+        """Cut what runs here at *at*; inf: do not. Not a checkpoint."""
+        self._cut_at = at
+        self._alarm.set()
 
     # --- readiness ---------------------------------------------------------
 
@@ -212,6 +222,8 @@ class Keeper:
                 commands = learned(worker, Event.MISSED, now, detail=probe.detail)
         self._shell.apply(commands)
         after = self._state()
+        if after is State.GONE:
+            return
         if (
             after is before
             and before is State.STARTING
@@ -281,7 +293,8 @@ class Keeper:
         return self._shell.heard_at(self.worker.id) >= asked_at - WATCH_S
 
     def _state(self) -> State:
-        return self._fleet.members[self.worker.id].life.state
+        member = self._fleet.members.get(self.worker.id)
+        return State.GONE if member is None else member.life.state
 
     # --- silence before the head -------------------------------------------
 
@@ -390,14 +403,19 @@ class Keeper:
                     self.worker.id,
                 )
 
-    # --- rests -------------------------------------------------------------
+    # --- what is due by the clock ------------------------------------------
 
-    async def _wake_after_rests(self) -> None:
-        """Let waiters have the worker as soon as its rest is over (A8)."""
+    async def _mind_the_clock(self) -> None:
+        """Let waiters have the worker as soon as its rest is over (A8), and cut
+        what runs when its drain has lasted long enough (L5)."""
         while True:
-            self._rest = trio.Event()
-            if trio.current_time() >= self._rest_until:
-                await self._rest.wait()
-                continue
-            await trio.sleep_until(self._rest_until)
-            self._shell.apply(self._fleet.dispatch(self.worker.id, trio.current_time()))
+            self._alarm = trio.Event()
+            with trio.CancelScope(deadline=min(self._rest_until, self._cut_at)):
+                await self._alarm.wait()
+            now = trio.current_time()
+            if now >= self._rest_until:
+                self._rest_until = inf
+                self._shell.apply(self._fleet.dispatch(self.worker.id, now))
+            if now >= self._cut_at:
+                self._cut_at = inf
+                self._shell.cut(self.worker.id)

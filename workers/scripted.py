@@ -39,6 +39,13 @@ class Wait:
 
 
 @attrs.frozen
+class Connect:
+    """Take *seconds* to connect; only as the first step."""
+
+    seconds: float
+
+
+@attrs.frozen
 class Head:
     """Answer with a 200 head."""
 
@@ -101,6 +108,7 @@ class Stubborn:
 
 Step = (
     Wait
+    | Connect
     | Head
     | PartialHead
     | Say
@@ -239,6 +247,8 @@ class ScriptedWorker:
         now = trio.current_time()
         source = ScriptedSource(assignment, delivery, steps, now, now, slot=slot)
         source.grace = self.grace
+        if steps and isinstance(steps[0], Connect):
+            source.phase = SourcePhase.CONNECTING
         self.sources.append(source)
         self._nursery.start_soon(self._play, source)
         return source
@@ -303,7 +313,7 @@ class ScriptedWorker:
     async def _play(self, source: ScriptedSource) -> None:
         stubborn = False
         for step in source.steps:
-            if isinstance(step, Wait):
+            if isinstance(step, Wait | Connect):
                 await trio.sleep(step.seconds)
             await source.room()
             if source.phase is SourcePhase.CLOSED and not stubborn:
@@ -315,6 +325,9 @@ class ScriptedWorker:
         now = trio.current_time()
         assignment, delivery = source.assignment, source.delivery
         match step:
+            case Connect():
+                source.last_byte_at = now
+                self._enter(source, SourcePhase.AWAITING_HEAD)
             case Head():
                 source.last_byte_at = now
                 self._enter(source, SourcePhase.STREAMING)

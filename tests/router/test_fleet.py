@@ -14,7 +14,7 @@ from router.messages import Discovery
 from router.settings import RouterSettings, WaitSettings
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
-LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "closed")
+LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "Closed.")
 REFUSED = Fault(FaultKind.CONNECT, "refused")
 FULL = Fault(FaultKind.DECLINED, "full", status=503)
 BAD = Fault(FaultKind.REJECTED, "bad", status=400)
@@ -340,7 +340,10 @@ def test_a3_with_every_worker_tried_the_first_cause_is_shown() -> None:
     first, _ = play.placed()
     second, _ = grant(play.fail(first, LOST))
 
-    assert refusal(play.fail(second, FULL)) is LOST
+    fault = refusal(play.fail(second, FULL))
+
+    assert fault.kind is LOST.kind
+    assert fault.message == ("Closed. Tried: a (stream_closed_early), b (declined).")
 
 
 def test_a3_at_most_three_attempts() -> None:
@@ -349,7 +352,10 @@ def test_a3_at_most_three_attempts() -> None:
     for _ in range(2):
         assignment, _ = grant(play.fail(assignment, LOST))
 
-    assert refusal(play.fail(assignment, LOST)) is LOST
+    fault = refusal(play.fail(assignment, LOST))
+
+    assert fault.kind is LOST.kind
+    assert fault.message.count("stream_closed_early") == 3
 
 
 def test_b83_a_worker_that_says_loading_was_not_tried() -> None:
@@ -531,6 +537,78 @@ def test_s7_a_worker_that_returns_is_ramped() -> None:
     assert limits == [1, 2, 4, 8]
 
 
+@pytest.mark.parametrize("between", [Event.LOADS, Event.MISSED, Event.UNFIT])
+def test_s7_a_worker_is_ramped_whatever_it_comes_back_from(between: Event) -> None:
+    play = Play(A, slots=8)
+    play.fleet.learned(A, Event.MISSED, play.now)
+    play.fleet.learned(A, between, play.now)
+    play.up(A, slots=8)
+
+    assert play.fleet.members[A].limit == 1
+
+
+def test_s7_a_restarted_engine_is_ramped() -> None:
+    play = Play(A, slots=8)
+    play.up(A, slots=8, started_at=1_000.0)
+    play.up(A, slots=8, started_at=2_000.0)
+
+    assert play.fleet.members[A].limit == 1
+
+
+def test_s7_a_worker_that_was_never_ready_before_is_not_ramped() -> None:
+    play = Play()
+    play.fleet.add_worker(A, play.now)
+    play.fleet.learned(A, Event.LOADS, play.now)
+    play.up(A, slots=8)
+
+    assert play.fleet.members[A].limit == 8
+
+
+@pytest.mark.parametrize(
+    "kind", [FaultKind.STALLED, FaultKind.WAIT_TIMEOUT, FaultKind.LOAD_TIMEOUT]
+)
+def test_l4_one_wait_that_was_spent_without_a_delta_makes_a_suspect(
+    kind: FaultKind,
+) -> None:
+    play = Play(A)
+    assignment, _ = play.placed()
+    play.fail(assignment, Fault(kind, "Silent."))
+
+    assert play.state(A) is State.SUSPECT
+
+
+def test_l4_a_stall_after_deltas_is_one_fault_among_others() -> None:
+    play = Play(A)
+    assignment, _ = play.placed()
+    play.fleet.accepted(assignment)
+    play.fleet.requests[assignment.request].fence.sent()
+    play.fleet.committed(assignment)
+    play.fail(assignment, Fault(FaultKind.STALLED, "Silent."))
+
+    assert play.state(A) is State.READY
+    assert play.fleet.members[A].faults == 1
+
+
+def test_o5_a_503_always_says_when_to_come_back() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+
+    fault = refusal(play.fail(first, Fault(FaultKind.UNAUTHORIZED, "No.", status=401)))
+
+    assert fault.row.status == 503
+    assert fault.retry_after == 1.0
+
+
+def test_x3_an_attempt_remembers_who_else_could_have_got_it() -> None:
+    play = Play(A, B, C)
+    play.fleet.learned(C, Event.MISSED, play.now)
+    first, _ = play.placed()
+    play.fail(first, LOST)
+
+    trail = play.fleet.requests[first.request].attempts.trail
+    assert [attempt.candidates for attempt in trail] == [(A, B), (B,)]
+
+
 def test_a8_retry_after_is_honoured_and_passed_on() -> None:
     play = Play(A)
     first, _ = play.placed()
@@ -626,5 +704,8 @@ def test_d3_a_stopping_router_refuses_all_that_waits() -> None:
     play.ask()
     stopping = Fault(FaultKind.SHUTTING_DOWN, "stopping")
 
-    assert refusal(play.fleet.refuse_waiting(stopping, play.now)) is stopping
+    fault = refusal(play.fleet.refuse_waiting(stopping, play.now))
+
+    assert fault.kind is stopping.kind
+    assert fault.retry_after is not None
     assert len(play.fleet.room) == 0

@@ -580,3 +580,42 @@ async def test_w5_what_a_request_waits_for_is_told_until_the_head_is_here(
         (runs,) = router.status()["requests"]
         assert "waiting" not in runs
         nursery.cancel_scope.cancel()
+
+
+async def test_l3_tokens_that_flow_outweigh_a_refused_probe_too(
+    autojump_clock: MockClock,
+) -> None:
+    steps = (Head(), *(s for _ in range(30) for s in (Wait(1), Say(("x",)))))
+    a = ScriptedWorker("a", lambda *_: steps)
+    async with (
+        opened(a, ScriptedWorker("b", answers("ok"))) as router,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(serve, router, Recorder())
+        await trio.sleep(2)
+        a.result = ProbeResult.REFUSED
+        await trio.sleep(10)
+
+        assert state(router, a) is State.READY
+        nursery.cancel_scope.cancel()
+
+
+async def test_s3_a_probe_that_can_tell_and_does_not_frees_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker(
+        "a", hangs(Head(), Comment()), slots=1, settle_s=1.0, settles_by_probe=True
+    )
+    worker.slots_shown = SlotView(1, 1)
+    async with opened(worker) as router:
+        await leave_early(router)
+        member = router.fleet.members[worker.id]
+        await trio.sleep(0.3)
+        worker.slots_shown = None
+        await trio.sleep(20)
+        assert member.busy == 1
+
+        worker.slots_shown = SlotView(1, 0)
+        await trio.sleep(2.1)
+
+        assert member.busy == 0

@@ -59,7 +59,7 @@ def test_a8_a_rest_that_was_asked_for_is_capped_at_a_minute() -> None:
     made = crew(A)
     fault = Fault(FaultKind.DECLINED, "later", status=503, retry_after=3_600.0)
 
-    assert made.note(made.members[A], fault, "m", 10.0)
+    assert made.note(made.members[A], fault, "m", 10.0, silent=True)
     assert made.members[A].rest_until == 70.0
 
 
@@ -92,6 +92,6 @@ def test_nothing_is_held_against_a_worker_that_is_gone() -> None:
     member.life.fire(Event.REMOVE, 1.0)
 
     assert not made.blame(member, 2.0)
-    assert not made.note(member, Fault(FaultKind.LOADING, "x"), "m", 2.0)
+    assert not made.note(member, Fault(FaultKind.LOADING, "x"), "m", 2.0, silent=True)
     made.praise(member, 2.0)
     assert member.life.state is State.GONE

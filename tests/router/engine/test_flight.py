@@ -12,12 +12,13 @@ from router.engine import Router, open_router
 from router.errors import Fault, FaultKind
 from router.fence import Verdict
 from router.lifecycle import State
-from router.messages import Job, SlotView, Usage
+from router.messages import Job, ProbeResult, SlotView, Usage
 from router.ports import Taken
 from router.settings import RouterSettings, Settings, WaitSettings
 from tests.kit.receiver import Recorder
 from workers.scripted import (
     Comment,
+    Connect,
     Fail,
     Finish,
     FinishWithoutUsage,
@@ -139,8 +140,9 @@ async def test_f4_what_comes_after_a_revoke_changes_nothing(
         assert receiver.text == "xy"
         assert receiver.finished is not None
         late = router.tally.verdicts
-        assert late[Verdict.STALE.value] == 2
-        assert late[Verdict.LATE.value] == 2
+        # Text, an end, text, an end: each by its kind.
+        assert late[Verdict.STALE.value] == 4
+        assert late[Verdict.LATE.value] == 0
         assert at_rest(router)
 
 
@@ -406,6 +408,51 @@ async def test_w8_a_first_delta_limit_fails_over(autojump_clock: MockClock) -> N
         assert trio.current_time() - start == pytest.approx(5.0)
 
 
+async def test_w8_a_first_delta_limit_below_the_connect_limit_is_kept(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    settings = Settings(waits=WaitSettings(first_delta_ms=500))
+    connects = ScriptedWorker("a", hangs(Connect(0.4)))
+    async with opened(
+        connects, ScriptedWorker("b", answers("ok")), settings=settings
+    ) as router:
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert receiver.text == "ok"
+        assert trio.current_time() - start == pytest.approx(0.5)
+
+
+async def test_w6_a_liveness_limit_below_the_connect_limit_is_kept(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    settings = Settings(waits=WaitSettings(liveness_ms=700))
+    worker = ScriptedWorker("a", hangs(Connect(0.4), Head(), Say(("a",))))
+    async with opened(worker, settings=settings) as router:
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.STALLED
+        assert trio.current_time() - start == pytest.approx(0.4 + 0.7)
+
+
+async def test_x3_who_closed_first_is_the_router_where_no_worker_had_a_part(
+    autojump_clock: MockClock,
+) -> None:
+    records: list[Mapping[str, object]] = []
+    worker = ScriptedWorker("a", answers("x"))
+    worker.result = ProbeResult.LOADING
+    settings = Settings(waits=WaitSettings(load_wait_ms=2_000))
+    async with opened(worker, settings=settings) as router:
+        router.on_request_end = records.append
+        await serve(router, Recorder())
+
+    assert records[0]["closed_by"] == "router"
+
+
 async def test_m3_usage_after_the_finish_is_waited_for_and_then_not(
     autojump_clock: MockClock,
 ) -> None:
@@ -537,8 +584,9 @@ async def test_d3_stopping_refuses_who_waits_and_who_comes(
         router.refuse_new(stopping)
         await serve(router, comes)
 
-        assert waits.fault is stopping
-        assert comes.fault is stopping
+        for refused in (waits, comes):
+            assert refused.fault is not None
+            assert refused.fault.kind is FaultKind.SHUTTING_DOWN
         assert not router.ready
         await trio.sleep(10)
         assert runs.text == "x"
@@ -617,8 +665,18 @@ async def test_x3_a_receipt_tells_the_whole_route(autojump_clock: MockClock) -> 
         assert receipt["total_s"] == pytest.approx(2.0)
         assert receipt["first_delta_s"] == pytest.approx(2.0)
         assert receipt["attempts"] == [
-            {"worker": "a", "at_s": 0.0, "fault": "stream_closed_early"},
-            {"worker": "b", "at_s": pytest.approx(1.0), "fault": None},
+            {
+                "worker": "a",
+                "candidates": ("a", "b"),
+                "at_s": 0.0,
+                "fault": "stream_closed_early",
+            },
+            {
+                "worker": "b",
+                "candidates": ("b",),
+                "at_s": pytest.approx(1.0),
+                "fault": None,
+            },
         ]
 
 
