@@ -19,6 +19,7 @@ INNER: Final = {
     "add",
     "apply",
     "changed",
+    "depart",
     "heard_at",
     "hurry",
     "record",

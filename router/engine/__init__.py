@@ -4,6 +4,7 @@ from router.engine.jobs import JobResult, JobState, JobStatus, JobUnknown
 from router.engine.opening import open_router
 from router.engine.queue import Completion, DeltaQueue, ToolCall
 from router.engine.router import ModelCard, Router
+from router.engine.threads import RouterClosed, SyncRouter, SyncStream
 
 __all__ = [
     "Completion",
@@ -14,6 +15,9 @@ __all__ = [
     "JobUnknown",
     "ModelCard",
     "Router",
+    "RouterClosed",
+    "SyncRouter",
+    "SyncStream",
     "ToolCall",
     "open_router",
 ]

@@ -121,6 +121,14 @@ class DeltaQueue(_Untimed):
             self._on_room()
         return delta
 
+    def take_nowait(self) -> list[Delta]:
+        """Give all deltas that have come, in order. Not a checkpoint."""
+        come = list(self._deltas)
+        self._deltas.clear()
+        if len(come) > LOW:
+            self._on_room()
+        return come
+
 
 @attrs.frozen
 class ToolCall:

@@ -1,0 +1,335 @@
+"""The router for threads and plain scripts: the same methods, blocking (J2).
+
+One background thread holds one Trio run for the whole life of a ``SyncRouter``;
+any number of threads call it at once. Nothing here waits on a lock while another
+thread's call is under way.
+"""
+
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import trio
+
+from router.engine.background import BackgroundRun, RouterClosed
+from router.engine.jobs import JobResult, JobStatus
+from router.engine.queue import Completion, DeltaQueue
+from router.engine.router import ModelCard
+from router.errors import Fault, FaultKind, RequestFailed
+from router.ids import RequestId
+from router.messages import Delta, Finished, Job
+from router.ports import Worker
+from router.settings import Settings, WorkerSettings
+
+__all__ = ["RouterClosed", "SyncRouter", "SyncStream"]
+
+#: Seconds that the end of the interpreter waits for the router's.
+_EXIT_S: Final = 10.0
+_CLOSED: Final = Fault(FaultKind.CANCELLED, "The stream was closed.")
+
+
+class SyncRouter:
+    """A router in a thread of its own. Every method may be called from any thread.
+
+    A call that blocks ends early on KeyboardInterrupt or any other exception that
+    is raised into it, and leaves nothing running then. After ``close``, and from
+    calls that it found under way, ``RouterClosed`` is raised. Not for use inside of
+    an event loop, which would stand still: there, use ``open_router``.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        workers: Sequence[str | WorkerSettings | Worker] = (),
+        rng: random.Random | None = None,
+    ) -> None:
+        """Open a router. Blocks until it is; its workers may come up later.
+
+        The arguments are those of ``open_router``.
+
+        Raises:
+            ValueError: a setting is of no use.
+        """
+        self._run = run = BackgroundRun(settings, workers, rng)
+        # Also where nobody closes it, and at the end of the interpreter.
+        self._finalizer = weakref.finalize(self, run.stop, _EXIT_S)
+        try:
+            run.start()
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def close(self) -> None:
+        """End all that runs, and the thread. Blocks until it has ended.
+
+        Idempotent, from any thread. Calls under way raise ``RouterClosed``.
+        """
+        self._finalizer.detach()
+        self._run.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- jobs --------------------------------------------------------------
+
+    def submit(self, job: Job) -> RequestId:
+        """Hand *job* in; see ``Router.submit``. Blocks for a moment.
+
+        Interrupted: the job is released again.
+
+        Raises:
+            RequestFailed: it is refused, and nothing is kept of it.
+        """
+        router = self._run.router
+        return self._run.now(lambda: router.submit(job), router.release)
+
+    def get_status(self, job: RequestId) -> JobStatus:
+        """Show one submitted job. Blocks for a moment.
+
+        Raises:
+            JobUnknown: there is no such job.
+        """
+        router = self._run.router
+        return self._run.now(lambda: router.get_status(job), None)
+
+    def get_result(self, job: RequestId, *, within_s: float | None = None) -> JobResult:
+        """Wait for the end of a job, and take what became of it. Blocks.
+
+        Interrupted, or out of time: nothing was taken, and the job goes on.
+
+        Raises:
+            JobUnknown: there is no such job, or another took its result.
+            TimeoutError: it has not ended *within_s*.
+        """
+        router = self._run.router
+        return self._run.wait(
+            lambda: router.get_result(job), router.jobs.put_back, within_s
+        )
+
+    def release(self, job: RequestId) -> bool:
+        """Forget a job and its result; cancel it if it is live. Blocks for a moment.
+
+        False: there is no such job.
+        """
+        router = self._run.router
+        return self._run.now(lambda: router.release(job), None)
+
+    def cancel(self, request: str) -> bool:
+        """End a live request or job; see ``Router.cancel``. Blocks for a moment."""
+        router = self._run.router
+        return self._run.now(lambda: router.cancel(request), None)
+
+    # --- answers -----------------------------------------------------------
+
+    def complete(self, job: Job, *, within_s: float | None = None) -> Completion:
+        """Answer *job* whole. Blocks.
+
+        Interrupted, or out of time: the client is gone, and its work ends (A7).
+
+        Raises:
+            RequestFailed: no whole answer could be had.
+            TimeoutError: there is none *within_s*.
+        """
+        router = self._run.router
+        return self._run.wait(lambda: router.complete(job), None, within_s)
+
+    def stream(self, job: Job) -> "SyncStream":
+        """Stream *job*: ``with router.stream(job) as deltas: for delta in deltas``.
+
+        Blocks for a moment. Interrupted: nothing runs.
+
+        Raises:
+            RequestFailed: there is no such model.
+        """
+        return SyncStream(self._run, job)
+
+    # --- state and steering ------------------------------------------------
+
+    def wait_ready(self, *, within_s: float | None = None) -> None:
+        """Wait until a worker is ready. Blocks. Interrupted: nothing has changed.
+
+        Raises:
+            TimeoutError: none is *within_s*.
+        """
+        self._run.wait(self._run.router.wait_ready, None, within_s)
+
+    @property
+    def ready(self) -> bool:
+        """A worker serves. Blocks for a moment."""
+        router = self._run.router
+        return self._run.now(lambda: router.ready, None)
+
+    @property
+    def active(self) -> int:
+        """Requests and jobs under way. Blocks for a moment."""
+        router = self._run.router
+        return self._run.now(lambda: router.active, None)
+
+    def model_cards(self) -> list[ModelCard]:
+        """List the models of ready workers. Blocks for a moment."""
+        return self._run.now(self._run.router.model_cards, None)
+
+    def status(self) -> dict[str, Any]:
+        """Show everything at one moment, fit for JSON. Blocks for a moment."""
+        return self._run.now(self._run.router.status, None)
+
+    def receipt(self, request: str) -> Mapping[str, object] | None:
+        """Show one request, live or among the last (X3). Blocks for a moment."""
+        router = self._run.router
+        return self._run.now(lambda: router.receipt(request), None)
+
+    def drain(self, worker: str) -> bool:
+        """Give *worker* no new work; see ``Router.drain``. Blocks for a moment."""
+        router = self._run.router
+        return self._run.now(lambda: router.drain(worker), None)
+
+    def undrain(self, worker: str) -> bool:
+        """Take a drained worker back. Blocks for a moment."""
+        router = self._run.router
+        return self._run.now(lambda: router.undrain(worker), None)
+
+
+class SyncStream:
+    """A blocking iterator over the deltas of one request, and its ``with`` block.
+
+    One thread at a time iterates. Leaving the block, ``close``, or dropping it
+    early is the disconnect; ``finished`` is set after the last delta.
+    """
+
+    def __init__(self, run: BackgroundRun, job: Job) -> None:
+        """Not for users: see ``SyncRouter.stream``."""
+        self.finished: Finished | None = None
+        self._failure: RequestFailed | None = None
+        self._host = host = _StreamHost(run, job)
+        self._reading = threading.Lock()
+        self._run = run
+        self._closer = weakref.finalize(self, run.soon, host.leave)
+        run.wait(host.open, lambda _: host.leave())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        """Iterate over the deltas."""
+        return self
+
+    def __next__(self) -> Delta:
+        """Wait for the next delta. Blocks if none has come.
+
+        Interrupted: no delta is lost; iterate on, or close.
+
+        Raises:
+            StopIteration: the answer was whole; see ``finished``.
+            RequestFailed: it was not (F7), or this was closed before its end.
+            RuntimeError: another thread is iterating.
+        """
+        if not self._reading.acquire(blocking=False):
+            raise RuntimeError("another thread is iterating over this stream")
+        try:
+            return self._next()
+        finally:
+            self._reading.release()
+
+    def _next(self) -> Delta:
+        come = self._host.come
+        if not come and self._failure is None and self.finished is None:
+            try:
+                self._run.wait(self._host.fetch)
+            except RequestFailed as failed:
+                self._failure = failed
+        if come:
+            return come.popleft()
+        # There is no more: the request's task need not wait for our leaving.
+        self._closer()
+        if self._failure is not None:
+            raise self._failure
+        self.finished = self._host.finished
+        raise StopIteration
+
+    def close(self) -> None:
+        """Leave: the client is gone, and its work ends (A7). Blocks until it has.
+
+        Idempotent, from any thread.
+        """
+        if self._closer.detach() is not None:
+            try:
+                self._run.wait(self._host.close)
+            except RouterClosed:
+                return  # and so is this
+
+
+class _StreamHost:
+    """A stream's side in the run's thread; ``come`` alone is shared."""
+
+    def __init__(self, run: BackgroundRun, job: Job) -> None:
+        self._run = run
+        self._job = job
+        self._leaving = trio.Event()
+        self._left = trio.Event()
+        self._queue: DeltaQueue | None = None
+        self.finished: Finished | None = None
+        #: Deltas for the iterating thread; the run's thread appends.
+        self.come: deque[Delta] = deque()
+
+    async def open(self) -> None:
+        """Begin the request. A checkpoint. Cancelled: it has not begun."""
+        await self._run.nursery.start(self._hold)
+
+    async def _hold(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Be the client of the request, until it leaves."""
+        try:
+            async with self._run.router.stream(self._job) as queue:
+                self._queue = queue
+                task_status.started()
+                await self._leaving.wait()
+        finally:
+            self._left.set()
+
+    def leave(self) -> None:
+        """Let the client go. Not a checkpoint."""
+        self._leaving.set()
+
+    async def close(self) -> None:
+        """Let the client go, and wait until it has gone. A checkpoint."""
+        self.leave()
+        await self._left.wait()
+
+    async def fetch(self) -> None:
+        """Wait for a delta, and take all that have come. A checkpoint.
+
+        Nothing is taken at the end of the answer. Cancelled: nothing is lost.
+
+        Raises:
+            RequestFailed: the answer is not whole.
+        """
+        queue = self._queue
+        if queue is None or self._leaving.is_set():
+            raise RequestFailed(_CLOSED)
+        async for delta in queue:
+            self.come.append(delta)
+            self.come.extend(queue.take_nowait())
+            return
+        self.finished = queue.finished
