@@ -1,8 +1,9 @@
 """What one delta costs between its source and its receiver, in nanoseconds.
 
 ``python -m bench.delivery`` runs the engine's part of the chain alone: judge,
-hand over, count. No socket, no JSON. Jobs that ask for nothing must cost what
-they did before there was anything to ask for.
+hand over, count. No socket, no JSON. A job that asks for no limit, no tools by
+convention and no signals has no sieve, and must cost what it would cost if there
+were none; what those who ask pay is in the other rows.
 """
 
 import statistics
@@ -11,19 +12,30 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import attrs
 import trio
 import trio.testing
 
 from router.engine import Router, open_router
+from router.engine.sieving import Sieving
 from router.errors import Fault
 from router.ids import AssignmentId, WorkerId
-from router.messages import Delta, Finished, Job, Kind
+from router.messages import Delta, Finished, GenerationParams, Job, Kind
 from router.ports import Taken
+from router.settings import ModelSettings, Settings
 from workers.scripted import Head, ScriptedWorker, hangs
 
 DELTAS: Final = 20_000
 ROUNDS: Final = 15
 PLAIN: Final = Job("m", ({"role": "user", "content": "hi"},), target="m")
+#: With opt-ins for another model than that of plain jobs.
+TOLD: Final = Settings(
+    models={
+        "told": ModelSettings(
+            bios='{tools}: {"tool_calls": [{"name": "f", "arguments": {}}]}'
+        )
+    }
+)
 
 
 class Nobody:
@@ -64,21 +76,26 @@ class Nobody:
         return Taken.MORE
 
 
-async def measure(job: Job, text: Callable[[int], str], batch: int) -> float:
+async def measure(
+    job: Job, text: Callable[[int], str], batch: int, kind: Kind = Kind.TEXT
+) -> float:
     """Give the median of nanoseconds a delta, *batch* of them in each call."""
-    async with open_router(workers=[ScriptedWorker("w", hangs(Head()))]) as router:
+    worker = ScriptedWorker("w", hangs(Head()), models=("m", "told"))
+    async with open_router(TOLD, workers=[worker]) as router:
         await trio.testing.wait_all_tasks_blocked()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 partial(router.serve, job, Nobody(), request=router.new_request_id())
             )
             await trio.testing.wait_all_tasks_blocked()
-            found = _rounds(router, text, batch)
+            found = _rounds(router, text, batch, kind)
             nursery.cancel_scope.cancel()
     return statistics.median(found)
 
 
-def _rounds(router: Router, text: Callable[[int], str], batch: int) -> list[float]:
+def _rounds(
+    router: Router, text: Callable[[int], str], batch: int, kind: Kind
+) -> list[float]:
     (flight,) = router.flights.values()
     assignment = AssignmentId(flight.request, 1)
     index = 0
@@ -88,7 +105,7 @@ def _rounds(router: Router, text: Callable[[int], str], batch: int) -> list[floa
         for _ in range(DELTAS // batch):
             calls.append(
                 [
-                    Delta(assignment, index + n, Kind.TEXT, text(index + n))
+                    Delta(assignment, index + n, kind, text(index + n))
                     for n in range(batch)
                 ]
             )
@@ -100,11 +117,39 @@ def _rounds(router: Router, text: Callable[[int], str], batch: int) -> list[floa
     return found
 
 
+def request_ns(job: Job) -> float:
+    """Give the nanoseconds that one request pays for being asked what it wants."""
+    sieving = Sieving(TOLD)
+    receiver = Nobody()
+    found = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter_ns()
+        for _ in range(DELTAS):
+            sieving.prepare(job, receiver)
+        found.append((time.perf_counter_ns() - start) / DELTAS)
+    return statistics.median(found)
+
+
 def main() -> None:
     """Print the figures."""
-    for batch in (1, 8):
-        taken = trio.run(measure, PLAIN, lambda _: "word ", batch)
-        print(f"plain job, {batch} a read: {taken:6.0f} ns a delta")
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    told = attrs.evolve(PLAIN, target="m", extras=tools)
+    thinks = attrs.evolve(PLAIN, params=GenerationParams(thinking_max_tokens=10**9))
+    rows = [
+        ("plain", PLAIN, Kind.TEXT),
+        ("text behind a bios", attrs.evolve(told, target="told"), Kind.TEXT),
+        ("limit of reasoning", thinks, Kind.REASONING),
+        ("loop detection", attrs.evolve(PLAIN, loop_repeats_max=20), Kind.TEXT),
+    ]
+    for name, job, kind in rows:
+        for batch in (1, 8):
+            taken = trio.run(measure, job, _word, batch, kind)
+            print(f"{name:20} {batch} a read: {taken:6.0f} ns a delta")
+    print(f"{'plain':20} once:     {request_ns(PLAIN):6.0f} ns a request")
+
+
+def _word(n: int) -> str:
+    return f"word{n * 7919 % 10_007} "
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ from router.settings import Settings
 from router.sieve import END_REASONING, FOR_MODELS, Sieve, SieveRules
 
 #: The client's words for a limit of reasoning, by engine.
-_BUDGETS: Final = (BUDGET, "reasoning_budget_tokens", "thinking_token_budget")
+_BUDGETS: Final = frozenset(
+    {BUDGET, "reasoning_budget_tokens", "thinking_token_budget"}
+)
 
 
 @attrs.frozen
@@ -93,13 +95,17 @@ class Sieving:
         return job, SievedReceiver(receiver, Sieve(rules))
 
     def _asks(self, job: Job) -> bool:
-        extras = job.extras
-        return (
-            bool(job.exit_tools)
-            or bool(job.loop_repeats_max)
+        if (
+            job.exit_tools
+            or job.loop_repeats_max
             or job.params.thinking_max_tokens is not None
+        ):
+            return True
+        extras = job.extras
+        # Most have none, and of a set and a dict's keys this asks once each.
+        return bool(extras) and (
+            not _BUDGETS.isdisjoint(extras)
             or (self._tool_calls_max > 0 and "tools" in extras)
-            or any(name in extras for name in _BUDGETS)
         )
 
     def _tools(
