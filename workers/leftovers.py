@@ -44,6 +44,7 @@ class Record:
     def __init__(self, folder: Path, name: str) -> None:
         """*name*: the worker's, as a file name; nothing is written yet."""
         self.path = folder / f"{name}.json"
+        self._written = b""
 
     def write(self, processes: Sequence[Identity]) -> None:
         """Write down *processes*, the shim first; a reader sees all or nothing.
@@ -51,18 +52,21 @@ class Record:
         A disk that takes nothing costs the sweep, not the server.
         """
         (router,) = proc.identify([os.getpid()])
-        entry = Entry(proc.epoch(), router, tuple(processes))
+        self._written = msgspec.json.encode(
+            Entry(proc.epoch(), router, tuple(processes))
+        )
         fresh = self.path.with_suffix(".new")
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             with os.fdopen(os.open(fresh, flags, _OWNER_ONLY), "wb") as file:
-                file.write(msgspec.json.encode(entry))
+                file.write(self._written)
             fresh.replace(self.path)
 
     def erase(self) -> None:
-        """Its processes are gone. Idempotent."""
+        """Its processes are gone. Idempotent; what another wrote since stays."""
         with suppress(OSError):
-            self.path.unlink(missing_ok=True)
+            if self.path.read_bytes() == self._written:
+                self.path.unlink()
 
 
 def sweep(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ second comes at once, and once. `Life.run` returns later: when nothing is left o
 the tree. No failure of the server's, nor of this machine's, is an exception (B133).
 """
 
+import errno
 import os
 import signal
 import sys
@@ -29,6 +30,9 @@ LAST_S: Final = 3.0
 RECORD_S: Final = (0.25, 5.0)
 #: Characters of its last line that a cause repeats.
 WORDS_MAX: Final = 300
+_NO_ROOM: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
+)
 #: Reads of what it said before its end; more comes from whoever is left of it.
 _LAST_READS: Final = 16
 
@@ -47,6 +51,8 @@ class Plan:
     stop_grace_s: float
     max_restarts: int
     restart_window_s: float
+    secrets: frozenset[str] = frozenset()
+    """What is never shown of what it says (H8)."""
 
 
 @attrs.frozen
@@ -87,6 +93,8 @@ class Life:
         #: On Trio's clock.
         self.started_at = trio.current_time()
         self.ended = False
+        #: It never was: this machine had no room for it.
+        self.innocent = False
         #: False: it could not be ended, not even by SIGKILL.
         self.gone = True
         self._plan = plan
@@ -125,7 +133,8 @@ class Life:
 
     def tree(self) -> dict[int, proc.Stat]:
         """Give its processes now, the shim left out. Blocking: for a thread."""
-        return {} if self.root is None else proc.tree(self.root)
+        root = self.root
+        return {} if root is None else proc.tree(root)
 
     def _stop(self) -> None:
         """Have the shim end it all; at once where there is no grace."""
@@ -144,6 +153,7 @@ class Life:
             try:
                 shim = await self._start(ours)
             except (OSError, ValueError) as error:
+                self.innocent = getattr(error, "errno", None) in _NO_ROOM
                 self._end(f"it can't be started: {_why(error)}")
             else:
                 await self._keep(shim)

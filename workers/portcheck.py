@@ -7,7 +7,7 @@ Blocking, for a thread.
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ HOST: Final = "127.0.0.1"
 _TABLES: Final = ("tcp", "tcp6")
 _LISTEN: Final = "0A"
 _TIME_WAIT: Final = "06"
-#: Longest piece of a command line that names an owner.
+#: Characters of a name.
 _NAME_MAX: Final = 80
 
 
@@ -45,9 +45,15 @@ def owner(port: int) -> str:
     for pid in numbers():
         with suppress(OSError):
             if wanted & _inodes(pid):
-                name = " ".join(command_of(pid))[:_NAME_MAX] or "?"
-                return f" by pid {pid} ({name})"
+                return f" by pid {pid} ({_name(command_of(pid))})"
     return ""
+
+
+def _name(command: Sequence[str]) -> str:
+    """Say what a process is, and nothing of its arguments: they may hold keys."""
+    program, option, module = [*command, "", "", ""][:3]
+    shown = Path(program).name or "?"
+    return (f"{shown} -m {module}" if option == "-m" else shown)[:_NAME_MAX]
 
 
 def listens(port: int, pids: Iterable[int]) -> bool | None:

@@ -66,7 +66,9 @@ class ServerProcess:
         self.life: Life | None = None
         self._restarts = Restarts(plan.max_restarts, plan.restart_window_s)
         name = quote(plan.name, safe="")
-        self._spoken = Spoken(None if folder is None else folder / f"{name}.log")
+        self._spoken = Spoken(
+            None if folder is None else folder / f"{name}.log", plan.secrets
+        )
         self._record = None if folder is None else Record(folder, name)
         self._on_change = on_change
         #: Called at each start but the first.
@@ -149,7 +151,12 @@ class ServerProcess:
                         "worker %s: its processes do not end, not even by SIGKILL",
                         self.plan.name,
                     )
-            await self._await_restart()
+            if life.innocent:
+                # Ours to mend, and no crash of the server's.
+                log.error("worker %s: %s", self.plan.name, self.cause)
+                await self._pause(PORT_LOOK_S[1])
+            else:
+                await self._await_restart()
 
     async def _await_port(self) -> None:
         """Wait until nobody has its port."""

@@ -8,9 +8,12 @@ of it can make it wait for us.
 import os
 import re
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from router.openai.worker_errors import without_keys
 
 #: Lines kept in memory, and bytes of each.
 LINES_MAX: Final = 200
@@ -107,9 +110,15 @@ class LogFile:
 class Spoken:
     """The last lines of a server over all its lives."""
 
-    def __init__(self, log: Path | None) -> None:
-        """*log*: the file for all of it; None: only the ring."""
+    def __init__(self, log: Path | None, secrets: Collection[str] = ()) -> None:
+        """Hold nothing yet.
+
+        Args:
+            log: the file for all of it; None: only the ring.
+            secrets: never shown in the last line (H8).
+        """
         self._log = log
+        self._secrets = secrets
         self._file: LogFile | None = None
         #: Oldest first, at most ``LINES_MAX`` lines of ``LINE_MAX`` bytes.
         self.lines: deque[str] = deque(maxlen=LINES_MAX)
@@ -119,7 +128,10 @@ class Spoken:
     @property
     def last(self) -> str:
         """Its last line on stderr, in this life; else on stdout; else empty."""
-        return self._last_error or self._last
+        last = without_keys(self._last_error or self._last)
+        for secret in self._secrets:
+            last = last.replace(secret, "[key]")
+        return last
 
     def begin(self) -> None:
         """A new life begins; the ring goes on."""

@@ -6,6 +6,7 @@ Rules L6-L9, W10.
 """
 
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,9 @@ from workers.source import DirectSource
 DOUBT_S: Final = 0.15
 #: What a dying server looks like from its connections.
 _DEATHLIKE: Final = frozenset({FaultKind.STREAM_CLOSED_EARLY, FaultKind.CONNECT})
+#: Variables whose values are never shown (H8), and what is too short to be one.
+_SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SECRET_MIN: Final = 8
 #: The state's own reason, for what has a state with reasons of its own (L2).
 _NOT_READY: Final = "WORKER_NOT_READY"
 
@@ -44,6 +48,7 @@ def make_plan(settings: WorkerSettings, environ: Mapping[str, str]) -> Plan:
     """
     if not settings.command or settings.port is None:
         raise ValueError("a supervised worker needs command and port")
+    variables = {**environ, **settings.env}
     return Plan(
         settings.name,
         fill(
@@ -53,11 +58,16 @@ def make_plan(settings: WorkerSettings, environ: Mapping[str, str]) -> Plan:
             model=settings.model,
         ),
         settings.port,
-        {**environ, **settings.env},
+        variables,
         settings.cwd,
         settings.stop_grace_ms / 1000,
         settings.max_restarts,
         settings.restart_window_ms / 1000,
+        frozenset(
+            value
+            for name, value in variables.items()
+            if _SECRET.search(name) and len(value) >= _SECRET_MIN
+        ),
     )
 
 

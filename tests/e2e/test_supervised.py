@@ -182,6 +182,7 @@ async def test_d3_a_second_signal_waits_for_no_child(tmp_path: Path) -> None:
         assert is_gone(pid)
 
 
+@pytest.mark.deep
 async def test_l7_kill_9_of_the_daemon_leaves_nobody_and_the_port_free(
     tmp_path: Path,
 ) -> None:

@@ -138,6 +138,19 @@ def test_l7_a_record_is_whole_private_and_erased(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_l7_a_record_that_another_has_written_over_is_not_erased(
+    tmp_path: Path,
+) -> None:
+    """A worker that is changed has its next process before its last has gone."""
+    old, new = Record(tmp_path, "w"), Record(tmp_path, "w")
+    (me,) = proc.identify([os.getpid()])
+    old.write([me])
+    new.write([me, me])
+    old.erase()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["w.json"]
+
+
 def test_a_disk_that_takes_nothing_is_no_failure(tmp_path: Path) -> None:
     Record(tmp_path / "gone", "w").write(proc.identify([os.getpid()]))
 

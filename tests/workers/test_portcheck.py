@@ -20,6 +20,16 @@ def test_l6_a_taken_port_is_told_with_its_owner() -> None:
     assert portcheck.why_taken(port) is None
 
 
+def test_h8_an_owner_is_named_without_its_arguments() -> None:
+    assert portcheck._name(("/usr/bin/llama-server", "--api-key", "k")) == (
+        "llama-server"
+    )
+    assert portcheck._name(
+        ("/usr/bin/python3", "-m", "vllm.api", "--api-key", "k")
+    ) == ("python3 -m vllm.api")
+    assert portcheck._name(()) == "?"
+
+
 def test_l6_a_port_on_all_addresses_is_taken_too() -> None:
     with socket.create_server(("", 0)) as server:
         assert portcheck.why_taken(server.getsockname()[1]) is not None

@@ -156,3 +156,12 @@ def test_b104_lines_do_not_depend_on_where_reads_are_cut(pieces: list[bytes]) ->
     apart = [line for piece in pieces for line in cut.lines(piece)] + cut.rest()
 
     assert together == apart
+
+
+def test_h8_no_key_is_shown_in_the_last_line(ends: tuple[Pipe, int]) -> None:
+    pipe, write = ends
+    said = Spoken(None, {"hf_verysecret"})
+    os.write(write, b"token=hf_verysecret key=sk-0123456789abc at http://h:1\n")
+    said.take(pipe, stderr=True)
+
+    assert said.last == "token=[key] key=[key] at http://h:1"

@@ -376,10 +376,16 @@ def test_l6_a_plan_is_complete() -> None:
         stop_grace_ms=1_500,
     )
 
-    plan = make_plan(settings, {"A": "0", "PATH": "/bin"})
+    plan = make_plan(settings, {"A": "0", "PATH": "/bin", "HF_TOKEN": "hf_12345"})
 
     assert plan.command == ["serve", "9", "2", "m", '{"a": {}}']
-    assert plan.environ == {"A": "1", "B": "2", "PATH": "/bin"}
+    assert plan.environ == {
+        "A": "1",
+        "B": "2",
+        "PATH": "/bin",
+        "HF_TOKEN": "hf_12345",
+    }
+    assert plan.secrets == {"hf_12345"}
     assert plan.stop_grace_s == 1.5
 
 
