@@ -1,14 +1,20 @@
 """The whole router over real sockets, in one process: fake engines behind it,
 raw clients before it, and the books to check afterwards."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import attrs
 import trio
 
 from router.engine import Router, open_router
-from router.settings import RouterSettings, Settings, WaitSettings, WorkerSettings
+from router.settings import (
+    ModelSettings,
+    RouterSettings,
+    Settings,
+    WaitSettings,
+    WorkerSettings,
+)
 from tests.kit.edge import RunningEdge, running, until
 from tests.kit.engine import FakeEngine, Script, open_engine
 
@@ -48,6 +54,7 @@ async def open_stack(
     router: RouterSettings | None = None,
     waits: WaitSettings = QUICK,
     settle_ms: int | None = 0,
+    models: Mapping[str, ModelSettings] | None = None,
 ) -> AsyncIterator[Stack]:
     """Open one fake engine a script, a router over them, and its edge.
 
@@ -61,6 +68,7 @@ async def open_stack(
         settings = Settings(
             router=router or RouterSettings(),
             waits=waits,
+            models=models or {},
             workers=tuple(
                 WorkerSettings(
                     f"w{number}", engine.url, slots=slots, settle_ms=settle_ms
