@@ -20,7 +20,11 @@ HELLO = answers("Hello", " world", usage=(3, 2))
 def test_e1_every_example_has_its_test() -> None:
     assert [path.name for path in sorted(EXAMPLES.glob("*.py"))] == [
         "embed.py",
+        "jobs.py",
         "own_listeners.py",
+        "signals.py",
+        "threads.py",
+        "tools.py",
     ]
 
 
@@ -37,6 +41,53 @@ async def test_e1_embed_streams_one_answer_and_takes_another_whole() -> None:
     streamed, reason, whole = done.stdout.decode().splitlines()
     assert (streamed, reason) == ("Hello world", "(stop)")
     assert whole.startswith("Hello world Usage(prompt_tokens=3, completion_tokens=2,")
+
+
+async def run(name: str, *arguments: str) -> list[str]:
+    """Run an example; give the lines of its output."""
+    with trio.fail_after(20):
+        done = await trio.run_process(
+            [sys.executable, EXAMPLES / name, *arguments], capture_stdout=True
+        )
+    return done.stdout.decode().splitlines()
+
+
+async def test_j1_jobs_are_handed_in_shown_and_taken() -> None:
+    shown, answered = ["running", "running", "queued"], "In the mountains."
+
+    assert await run("jobs.py") == [
+        *shown,
+        *(f"{river}: {answered}" for river in ("Elbe", "Loire", "Po")),
+        "refused: no_worker",
+    ]
+
+
+async def test_j1_jobs_are_done_by_engines_too() -> None:
+    async with open_engine(HELLO, slots=3) as engine:
+        lines = await run("jobs.py", engine.url)
+
+    assert lines[3:6] == [f"{river}: Hello world" for river in ("Elbe", "Loire", "Po")]
+
+
+async def test_j2_threads_stream_complete_and_share_a_router() -> None:
+    assert await run("threads.py") == ["The Elbe."] * 2 + ["20 of 20 were answered"]
+
+
+async def test_j4_tools_are_called_by_a_model_that_knows_none() -> None:
+    assert await run("tools.py") == ["weather(Rome)", "It is sunny in Rome."]
+
+
+async def test_j5_signals_are_told_beside_answers_and_runaways_end() -> None:
+    lines = await run("signals.py")
+
+    assert lines[:2] == [
+        "completed (stop), 28 characters of text",
+        "  0 NEEDS_MANAGER_DECISION: May I delete the old files?",
+    ]
+    assert lines[2].startswith("failed (loop_detected), 5")
+    assert lines[3].startswith("  0 LOOP_DETECTED: ")
+    assert lines[4] == "completed (length), 0 characters of text"
+    assert lines[5].startswith("  0 MAX_TOKENS_REACHED: ")
 
 
 async def test_e2_own_listeners_serve_over_http() -> None:

@@ -113,7 +113,7 @@ class Sieving:
     ) -> tuple[Job, SieveRules]:
         codes = tuple(dict.fromkeys(plan.exits + job.exit_tools))
         if not set(codes) <= set(FOR_MODELS):
-            words = "a job can't offer its model a signal that is the router's own"
+            words = "A model can't give a signal that is the router's own."
             raise RequestFailed(Fault(FaultKind.REJECTED, words))
         if job.extras.get("tool_choice") == "none":
             codes = ()

@@ -119,7 +119,7 @@ class Convention:
         if self._size <= HELD_MAX:
             return ()
         if place is Place.CALL:
-            raise CallsInvalid(f"a tool call of more than {HELD_MAX} bytes")
+            raise CallsInvalid(f"The model's tool call has more than {HELD_MAX} bytes.")
         return self.release()
 
     def release(self) -> Sequence[Delta]:
@@ -139,16 +139,18 @@ class Convention:
         try:
             reply = _decode(text.encode())
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-            raise CallsInvalid("a tool call that is not JSON of its shape") from None
+            raise CallsInvalid(
+                "The model's tool call is not strict JSON of its shape."
+            ) from None
         if not reply.tool_calls:
-            raise CallsInvalid("a tool call that calls nothing")
+            raise CallsInvalid("The model's tool call calls nothing.")
         found = []
         for call in reply.tool_calls:
             arguments = bytes(call.arguments)
             if not arguments.startswith(b"{"):
-                raise CallsInvalid("a tool call whose arguments are no object")
+                raise CallsInvalid("The model called a tool with no object.")
             if call.name not in self._names:
-                raise CallsInvalid("a call of a tool that was not offered")
+                raise CallsInvalid("The model called a tool that was not offered.")
             found.append(CallText(call.name, arguments.decode()))
         return found
 

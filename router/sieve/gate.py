@@ -113,7 +113,7 @@ class CallGate:
                 self.over = True
                 self._signals.add(
                     SignalCode.TOOL_LIMIT_REACHED,
-                    f"more than {self._calls_max} tool calls in one answer",
+                    f"The model made more than {self._calls_max} tool calls.",
                 )
             return False
         self.admitted += 1

@@ -130,7 +130,7 @@ class Sieve:
                 for piece in convention.release():
                     self._emit(piece, out)
         if reason is FinishReason.LENGTH:
-            self._limited("the answer ended at its limit of tokens")
+            self._limited("The answer ended at its limit of tokens.")
         elif reason is FinishReason.TOOL_CALLS and self._rules.exits:
             reason = self._called()
         signals = self._signals.all()
@@ -144,7 +144,7 @@ class Sieve:
 
     def cut(self, assignment: AssignmentId) -> None:
         """Wish the end of an answer whose reasoning does not end (J6)."""
-        self._limited("the reasoning reached its limit")
+        self._limited("The reasoning reached its limit.")
         self._end(assignment, FinishReason.LENGTH)
 
     def leftover(self) -> list[Delta]:
@@ -198,7 +198,7 @@ class Sieve:
             self._loops.reset()
         if not self._loops.feed(delta.text):
             return False
-        words = "the answer says the same over and over"
+        words = "The answer says the same over and over."
         self._signals.add(SignalCode.LOOP_DETECTED, words)
         self.wish = Fault(FaultKind.LOOP, words)
         return True
