@@ -46,6 +46,12 @@ class Answers(BaseHTTPRequestHandler):
                     time.sleep(0.05)
         if said == "vanish":
             self._die()
+        if said == "share" and os.fork() == 0:
+            # Somebody else has the socket now too.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(600)
+        if said == "share":
+            os.kill(os.getpid(), signal.SIGKILL)
         self._head()
         for place in range(int(number or 3)):
             if said == "die" and place == int(number) - 1:

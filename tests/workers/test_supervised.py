@@ -13,11 +13,12 @@ import pytest
 import trio
 
 from router.engine import Router, open_router
-from router.errors import RequestFailed
-from router.messages import Job
+from router.errors import FaultKind, RequestFailed
+from router.messages import Job, ProbeResult
 from router.settings import ServerSettings, Settings, WaitSettings, WorkerSettings
 from tests.kit.child import LAST_WORDS
 from tests.kit.daemon import until
+from tests.kit.delivery import RecordingDelivery, assignment, served
 from tests.kit.keeping import (
     PYTHON,
     child_settings,
@@ -356,6 +357,30 @@ async def test_e1_two_routers_of_one_program_know_nothing_of_each_other(
 
         assert first.ready
         assert (await first.complete(job("say 1"))).text == "0 "
+
+
+@pytest.mark.parametrize("content", ["vanish", "share"])
+async def test_l8_a_worker_alone_tells_a_death_too_whoever_holds_the_sockets(
+    content: str,
+) -> None:
+    """Without a router around it, and where a grandchild keeps the connection."""
+    worker = SupervisedWorker(
+        child_settings(), WAITS, environ={}, report_bug=lambda *_: None
+    )
+    async with served(worker):
+
+        async def answers() -> bool:
+            return (await worker.probe()).result is ProbeResult.ANSWERED
+
+        await until(answers)
+        delivery = RecordingDelivery()
+        start = trio.current_time()
+        worker.open(assignment(), job(content), delivery)
+        fault = await delivery.fault()
+
+        assert fault.kind is FaultKind.SERVER_DIED
+        assert trio.current_time() - start < 0.4
+        assert worker._all == set()
 
 
 def test_l6_a_plan_needs_a_command_and_a_port() -> None:
