@@ -133,7 +133,8 @@ def told(job: Job, bios: str, tools: Sequence[Mapping[str, Any]]) -> Job:
         choice = job.extras.get("tool_choice")
         must = choice == "required" or isinstance(choice, dict)
         if must and "response_format" not in extras:
-            extras["response_format"] = _forced(tools)
+            one = job.extras.get("parallel_tool_calls") is False
+            extras["response_format"] = _forced(tools, one=one)
     return attrs.evolve(job, messages=tuple(messages), extras=extras)
 
 
@@ -148,7 +149,7 @@ def _function(tool: object) -> Mapping[str, Any]:
     return function if isinstance(function, dict) else {}
 
 
-def _forced(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _forced(tools: Sequence[Mapping[str, Any]], *, one: bool) -> Mapping[str, Any]:
     """Write the output format that leaves a model nothing but to call."""
     calls = []
     for tool in tools:
@@ -167,11 +168,10 @@ def _forced(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
                 "additionalProperties": False,
             }
         )
+    several = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     schema = {
         "type": "object",
-        "properties": {
-            "tool_calls": {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-        },
+        "properties": {"tool_calls": several | ({"maxItems": 1} if one else {})},
         "required": ["tool_calls"],
         "additionalProperties": False,
     }

@@ -190,6 +190,19 @@ def test_j4_a_call_that_is_required_is_forced_by_the_output_format(
     assert arguments["g"]["properties"]["arguments"] == {"type": "object"}
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_j4_one_call_is_forced_where_no_more_are_wanted(*, parallel: bool) -> None:
+    asked = job(
+        USER, tools=[tool("f")], tool_choice="required", parallel_tool_calls=parallel
+    )
+
+    sent = told(asked, BIOS, offered(asked.extras))
+
+    schema = sent.extras["response_format"]["json_schema"]["schema"]
+    most = schema["properties"]["tool_calls"].get("maxItems")
+    assert most == (None if parallel else 1)
+
+
 def test_j4_an_output_format_of_the_request_is_left_to_it() -> None:
     mine = {"type": "json_object"}
     asked = job(USER, tools=[tool("f")], tool_choice="required", response_format=mine)
