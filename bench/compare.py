@@ -18,11 +18,18 @@ from typing import Final
 import attrs
 import click
 
-from bench.contenders import CONTENDERS, RUST, Contender, Started, ask, engine, started
+from bench.contenders import (
+    CONTENDERS,
+    RATE,
+    RUST,
+    Contender,
+    Started,
+    ask,
+    engine,
+    started,
+)
 from bench.load import Measured
 
-#: Deltas a second of one stream.
-RATE: Final = 50.0
 _WARM_UP_S: Final = 1.0
 #: Seconds that the last load's streams get to end, before the next begins.
 _QUIET_S: Final = 20.0
@@ -48,6 +55,7 @@ class Shape:
 SHAPES: Final = (
     Shape("64 streams", 64, stream=True),
     Shape("512 streams", 512, stream=True),
+    Shape("1024 streams", 1024, stream=True),
     Shape("small requests", 16, stream=False),
 )
 

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
 import attrs
 
@@ -20,6 +20,8 @@ from bench.processes import free_port, running
 
 #: Where the routers from PyPI live: `make bench` installs them there.
 RUST_VENV: Final = Path(__file__).parent.parent / ".venv-bench"
+#: Deltas a second of one stream.
+RATE: Final = 50.0
 #: Seconds a router may take until its first answer.
 START_S: Final = 30.0
 
@@ -27,6 +29,30 @@ _FENCEPOST: Final = """
 [server]
 listen = "127.0.0.1:{port}"
 state_dir = "{folder}"
+
+[[worker]]
+name = "mock"
+url = "http://127.0.0.1:{engine}"
+slots = 4096
+engine = "generic"
+"""
+
+_FENCEPOST_FAR: Final = """
+[server]
+listen = "127.0.0.1:{port}"
+state_dir = "{folder}"
+
+[[worker]]
+name = "far"
+agent = "127.0.0.1:{agent}"
+"""
+
+_AGENT: Final = """
+[server]
+state_dir = "{folder}"
+
+[agent]
+listen = "127.0.0.1:{port}"
 
 [[worker]]
 name = "mock"
@@ -76,6 +102,60 @@ def fencepost(port: int, engine: int, folder: Path) -> list[str]:
     return [sys.executable, "-m", "router", "serve", "--config", str(config)]
 
 
+def fencepost_far(port: int, agent: int, folder: Path) -> list[str]:
+    """Our own router, in front of an agent."""
+    config = folder / "fencepost.toml"
+    config.write_text(
+        _FENCEPOST_FAR.format(port=port, agent=agent, folder=folder), encoding="utf-8"
+    )
+    return [sys.executable, "-m", "router", "serve", "--config", str(config)]
+
+
+@contextmanager
+def mock_agent(
+    _engine: int, _folder: Path, log: IO[bytes]
+) -> Iterator[tuple[int, int | None]]:
+    """Run an agent that costs next to nothing; gives its port."""
+    command = [sys.executable, "-m", "bench.agent", "--rate", str(RATE)]
+    with running(command, log, speaks=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline().split()[1]), None
+
+
+@contextmanager
+def real_agent(
+    engine_port: int, folder: Path, log: IO[bytes]
+) -> Iterator[tuple[int, int | None]]:
+    """Run our own agent in front of the mock engine; gives its port and process."""
+    own = folder / "agent"
+    own.mkdir()
+    port = free_port()
+    config = own / "agent.toml"
+    config.write_text(
+        _AGENT.format(port=port, engine=engine_port, folder=own), encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "router", "agent", "--config", str(config)]
+    with running(command, log) as process:
+        yield port, process.pid
+
+
+@contextmanager
+def agents_router(
+    engine_port: int, folder: Path, log: IO[bytes]
+) -> Iterator[tuple[int, int | None]]:
+    """As `real_agent`, and it is the router that is measured."""
+    with real_agent(engine_port, folder, log) as (port, _):
+        yield port, None
+
+
+@contextmanager
+def nobody(
+    engine_port: int, _folder: Path, _log: IO[bytes]
+) -> Iterator[tuple[int, int | None]]:
+    """Put nobody between the router and the engine."""
+    yield engine_port, None
+
+
 def nginx(port: int, engine: int, folder: Path) -> list[str]:
     """A byte proxy: the floor, since it neither parses nor checks an answer."""
     config = folder / "nginx.conf"
@@ -110,6 +190,12 @@ def vllm_router(port: int, engine: int, _folder: Path) -> list[str]:
     return [*_rust("vllm_router", port, engine), "--log-level", "warning"]
 
 
+#: From the engine's port, a folder of its own and a log.
+Between: TypeAlias = Callable[
+    [int, Path, IO[bytes]], AbstractContextManager[tuple[int, int | None]]
+]
+
+
 @attrs.frozen
 class Contender:
     """One kind of router."""
@@ -119,6 +205,9 @@ class Contender:
     """From its port, the engine's port and a folder of its own."""
     missing: Callable[[], str | None]
     """What to type when it is not installed; None: it is."""
+    between: Between = nobody
+    """Runs what stands between router and engine; gives the port that the router
+    is to use, and the process that is measured in the router's place."""
 
 
 def _needs_rust(package: str) -> Callable[[], str | None]:
@@ -136,6 +225,9 @@ def _needs_nginx() -> str | None:
 
 CONTENDERS: Final = (
     Contender("fencepost", fencepost, lambda: None),
+    Contender("fencepost wire", fencepost_far, lambda: None, mock_agent),
+    Contender("fencepost far", fencepost_far, lambda: None, agents_router),
+    Contender("its agent", fencepost_far, lambda: None, real_agent),
     Contender("sglang-router", sglang_router, _needs_rust("sglang_router")),
     Contender("vllm-router", vllm_router, _needs_rust("vllm_router")),
     Contender("nginx", nginx, _needs_nginx),
@@ -217,14 +309,20 @@ def started(
     Raises:
         RuntimeError: it ended, or gave no answer in `START_S`.
     """
-    own = folder / contender.name
+    own = folder / contender.name.replace(" ", "-")
     own.mkdir()
     port = free_port()
-    with running(contender.command(port, engine_port, own), log) as process:
+    with ExitStack() as stack:
+        worker_port, measured = stack.enter_context(
+            contender.between(engine_port, own, log)
+        )
+        process = stack.enter_context(
+            running(contender.command(port, worker_port, own), log)
+        )
         try:
             _await_answer(process, contender.name, port)
         except RuntimeError as error:
             tail = Path(log.name).read_text(encoding="utf-8", errors="replace")
             error.add_note("the end of the log:\n" + tail[-2000:])
             raise
-        yield Started(contender.name, port, process.pid)
+        yield Started(contender.name, port, measured or process.pid)

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 
-from bench.compare import RATE, Shape, load
-from bench.contenders import Contender, engine, fencepost, started
+from bench.compare import Shape, load
+from bench.contenders import RATE, Contender, engine, fencepost, started
 
 
 def profile(shape: Shape, seconds: float, target: Path, lines: int) -> str:

@@ -19,7 +19,7 @@ from rich.live import Live
 from router.config import ConfigInvalid, load, of_urls, render
 from router.config.addresses import parse_address
 from router.control import Control, ControlFailed, admin_address
-from router.daemon import Crashed, StartFailed, run_daemon
+from router.daemon import Crashed, StartFailed, run_agent, run_daemon
 from router.display import draw_status
 from router.logs import LogForm
 from router.settings import Settings
@@ -123,9 +123,56 @@ def serve(
             settings = load(config, environ=os.environ, listen=listen, admin=admin)
     except ConfigInvalid as invalid:
         refuse(config, invalid)
+    if settings.agent is not None:
+        click.echo(f"fencepost: {config}: {_AN_AGENTS_FILE}", err=True)
+        sys.exit(REFUSED)
     form = LogForm(log_format) if log_format else default_form()
     try:
         run_daemon(settings, environ=os.environ, form=form, stream=sys.stderr)
+    except (StartFailed, Crashed) as failure:
+        fail(failure)
+
+
+_AN_AGENTS_FILE: Final = "[agent] is there: run it with `fencepost agent`"
+_NO_AGENTS_FILE: Final = "agent: is missing: say [agent] listen, or routers"
+
+
+@main.command(
+    epilog="""\b
+Examples:
+  fencepost agent --config /etc/fencepost-agent.toml
+  fencepost status --config /etc/fencepost-agent.toml
+"""
+)
+@click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    help="TOML file with [agent] and this host's engines: docs/agents.md.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice([form.value for form in LogForm]),
+    help="[default: console on a terminal, else json]",
+)
+def agent(config: Path, log_format: str | None) -> None:
+    """Let routers on other hosts use this host's engines.
+
+    Runs beside the engines and has the say over their slots, for any number of
+    routers. The first signal drains, the second ends at once.
+    """
+    try:
+        settings = load(config, environ=os.environ)
+    except ConfigInvalid as invalid:
+        refuse(config, invalid)
+    if settings.agent is None:
+        click.echo(f"fencepost: {config}: {_NO_AGENTS_FILE}", err=True)
+        sys.exit(REFUSED)
+    form = LogForm(log_format) if log_format else default_form()
+    try:
+        run_agent(settings, environ=os.environ, form=form, stream=sys.stderr)
     except (StartFailed, Crashed) as failure:
         fail(failure)
 
@@ -227,10 +274,18 @@ def print_tables(control: Control, *, watch: bool) -> None:
 
 @main.command()
 @_meeting
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Cut what still runs after this. [default: let it finish]",
+)
 @click.argument("worker")
-def drain(config: Path | None, admin: str | None, worker: str) -> None:
+def drain(
+    config: Path | None, admin: str | None, worker: str, within: float | None
+) -> None:
     """Give WORKER no new requests; what runs on it may finish."""
-    order(config, admin, lambda control: control.drain(worker))
+    order(config, admin, lambda control: control.drain(worker, within))
     click.echo(f"{worker} drains; watch it with: fencepost status --watch")
 
 

@@ -19,6 +19,8 @@ from router.errors import RouterError
 from router.settings import Settings
 
 SOCKET_NAME: Final = "admin.sock"
+#: The same of an agent, which may run beside a router.
+AGENT_SOCKET_NAME: Final = "agent.sock"
 #: A router answers these from memory; longer means that it hangs.
 ANSWER_S: Final = 5.0
 
@@ -51,7 +53,8 @@ def admin_address(settings: Settings, environ: Mapping[str, str]) -> Address:
     """
     if settings.admin.listen is not None:
         return parse_address(settings.admin.listen)
-    return parse_address(f"unix:{state_dir(settings, environ) / SOCKET_NAME}")
+    name = SOCKET_NAME if settings.agent is None else AGENT_SOCKET_NAME
+    return parse_address(f"unix:{state_dir(settings, environ) / name}")
 
 
 class Control:
@@ -85,13 +88,18 @@ class Control:
         answer: dict[str, Any] = self._ask("GET", "/status").json()
         return answer
 
-    def drain(self, worker: str) -> None:
+    def drain(self, worker: str, within_s: float | None = None) -> None:
         """Give *worker* no new requests.
+
+        Args:
+            worker: its name.
+            within_s: seconds after which what still runs is cut; None: never.
 
         Raises:
             ControlFailed: no router answers there, or it has no such worker.
         """
-        self._order("drain", worker, f"no worker {worker}")
+        query = "" if within_s is None else f"?within_s={within_s:g}"
+        self._order("drain", worker, f"no worker {worker}", query)
 
     def undrain(self, worker: str) -> None:
         """Give *worker* requests again. Raises as ``drain``."""
@@ -101,8 +109,8 @@ class Control:
         """End a live request. Raises as ``drain``."""
         self._order("cancel", request, f"no live request {request}")
 
-    def _order(self, verb: str, what: str, unknown: str) -> None:
-        answer = self._ask("POST", f"/{verb}/{quote(what, safe='')}")
+    def _order(self, verb: str, what: str, unknown: str, query: str = "") -> None:
+        answer = self._ask("POST", f"/{verb}/{quote(what, safe='')}{query}")
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise ControlFailed(unknown)
         if not answer.is_success:

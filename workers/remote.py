@@ -7,11 +7,9 @@ the fleet knows of it (P3, P4). Rules P1-P7, F8.
 """
 
 import random
-import ssl
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-import attrs
 import trio
 
 from router.errors import Fault, FaultKind, WorkerFailed
@@ -20,12 +18,13 @@ from router.messages import Discovery, Job, Probe, ProbeResult, Share, SlotView
 from router.openai.upstream import unsupported
 from router.ports import Delivery
 from router.tally import Tally
+from workers.access import Access
 from workers.link import Link
 from workers.site import Resolver, Site
 from workers.transport import PlainTransport, TlsTransport
 from workers.wire.attempt import RemoteSource
 from workers.wire.frames import Host, Observation, Reason, WireError
-from workers.wire.opening import ByeHeard, Passport
+from workers.wire.opening import ByeHeard
 from workers.wire.routing import COUNTS, RouterEnd
 
 #: Seconds before the first and between later tries to connect; while the agent
@@ -42,15 +41,6 @@ _TO_BE_MENDED: Final[Mapping[Reason, str]] = {
     Reason.NAME: "agent_name",
 }
 _NO_ROUTE: Final = "There is no connection to the worker."
-
-
-@attrs.frozen
-class Access:
-    """How a router meets an agent: who it says it is, and over what."""
-
-    passport: Passport
-    tls: ssl.SSLContext | None = None
-    """None: plain TCP."""
 
 
 def _nothing(_: Probe) -> None:
@@ -171,6 +161,8 @@ class RemoteWorker:
         self.told: Callable[[Probe], None] = _nothing
         self.report_bug = report_bug
         self.route: Route | None = None
+        #: While there is no route: since when.
+        self.away_since = trio.current_time()
         self._site = site
         self._resolver = None if site is None else Resolver(site)
         self._access = access
@@ -371,7 +363,7 @@ class RemoteWorker:
         except OSError:
             if not resolver.addresses:
                 raise WireError(Reason.LOST, "its name does not resolve") from None
-        tls = self._access.tls
+        tls = self._access.outward
         why = WireError(Reason.LOST, "the agent takes no connection")
         for address in list(resolver.addresses):
             try:
@@ -406,6 +398,7 @@ class RemoteWorker:
         route.end.silence()
         if route is self.route:
             self.route = None
+            self.away_since = trio.current_time()
             self._last = _why(why)
             # First of all, so that no waiter is sent after those that end here.
             self.told(self._last)

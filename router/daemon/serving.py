@@ -8,8 +8,8 @@ removed last, after nobody answers there any more.
 import gc
 import resource
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final, TextIO, TypeAlias
 
 import attrs
@@ -30,16 +30,34 @@ from router.daemon.stopping import SIGNALS, hurry_on_signal, stop_on_signal
 from router.edge.admin import admin_edge
 from router.edge.server import Edge, client_edge
 from router.engine import open_router
+from router.engine.announced import Greeter
 from router.logs import Log, LogForm, bridged, open_log, request_line
 from router.settings import Settings
+from workers.access import router_access
 
 RequestEnd: TypeAlias = Callable[[Mapping[str, object]], None]
+Whole: TypeAlias = Callable[
+    [Settings, Mapping[str, str], Log, RequestEnd], Awaitable[None]
+]
 
 LISTEN: Final = "--listen or server.listen"
+AGENTS: Final = "agents.listen"
 ADMIN: Final = "--admin or admin.listen"
 
 
 def run_daemon(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str],
+    form: LogForm,
+    stream: TextIO,
+) -> None:
+    """Run a whole router; see ``run_to_the_end``."""
+    run_to_the_end(_run, settings, environ=environ, form=form, stream=stream)
+
+
+def run_to_the_end(
+    run: Whole,
     settings: Settings,
     *,
     environ: Mapping[str, str],
@@ -51,6 +69,7 @@ def run_daemon(
     Blocks, and takes the signals of the process: for its main thread.
 
     Args:
+        run: what it does between its first and its last signal.
         settings: checked.
         environ: where the default state folder is looked for.
         form: how lines look on *stream*.
@@ -65,7 +84,7 @@ def run_daemon(
     _calm_collector()
     with bridged(log, "fencepost"):
         try:
-            trio.run(_run, settings, environ, log, request_line(form, stream))
+            trio.run(run, settings, environ, log, request_line(form, stream))
         except StartFailed:
             raise
         except (Exception, BaseExceptionGroup) as bug:
@@ -103,14 +122,21 @@ async def _run(
     log: Log,
     on_request_end: RequestEnd,
 ) -> None:
-    settings = _with_state_dir(settings, environ)
+    settings = with_state_dir(settings, environ)
     with trio.open_signal_receiver(*SIGNALS) as signals, ExitStack() as sockets:
-        operators = await _open_admin(settings, environ, sockets)
+        operators = await open_admin(settings, environ, sockets)
         clients: list[socket.socket] = []
         for text in settings.server.listen:
             opened = await open_listeners(parse_address(text), LISTEN)
-            _own(opened, sockets)
+            own(opened, sockets)
             clients += opened
+        doors: list[socket.socket] = []
+        for text in settings.agents.listen:
+            opened = await open_listeners(parse_address(text), AGENTS)
+            own(opened, sockets)
+            doors += opened
+        with unusable_files():
+            router_access(settings.agents, environ)
         async with trio.open_nursery() as last:
             async with open_router(settings) as router:
                 router.on_request_end = on_request_end
@@ -119,9 +145,12 @@ async def _run(
                 async with trio.open_nursery() as nursery:
                     await nursery.start(admin.serve, operators)
                     await nursery.start(_serve_to_the_end, edge, clients, ended)
+                    if doors:
+                        await nursery.start(Greeter(router).serve, doors)
                     log.info(
                         "listening",
                         clients=[shown(sock) for sock in clients],
+                        agents=[shown(sock) for sock in doors],
                         admin=[shown(sock) for sock in operators],
                         workers=len(settings.workers),
                     )
@@ -135,7 +164,7 @@ async def _run(
     log.info("stopped")
 
 
-def _with_state_dir(settings: Settings, environ: Mapping[str, str]) -> Settings:
+def with_state_dir(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """Say where the state folder is, and make it where workers are to be run."""
     folder = state_dir(settings, environ)
     if any(worker.command is not None for worker in settings.workers):
@@ -143,6 +172,15 @@ def _with_state_dir(settings: Settings, environ: Mapping[str, str]) -> Settings:
     return attrs.evolve(
         settings, server=attrs.evolve(settings.server, state_dir=str(folder))
     )
+
+
+@contextmanager
+def unusable_files() -> Iterator[None]:
+    """Turn a certificate that can't be used into one line (D5)."""
+    try:
+        yield
+    except ValueError as error:
+        raise StartFailed(f"{error}: correct tls_cert, tls_key and tls_ca") from None
 
 
 async def _serve_to_the_end(
@@ -156,7 +194,7 @@ async def _serve_to_the_end(
     ended.set()
 
 
-async def _open_admin(
+async def open_admin(
     settings: Settings, environ: Mapping[str, str], sockets: ExitStack
 ) -> list[socket.socket]:
     """Listen for operators: on a socket that only this user reaches, or as told."""
@@ -169,13 +207,13 @@ async def _open_admin(
     if settings.admin.listen is None:
         private_dir(state_dir(settings, environ), "server.state_dir")
     opened = await open_listeners(address, ADMIN)
-    _own(opened, sockets)
+    own(opened, sockets)
     if isinstance(address, UnixAddress):
         make_private(opened)
     return opened
 
 
-def _own(opened: Sequence[socket.socket], sockets: ExitStack) -> None:
+def own(opened: Sequence[socket.socket], sockets: ExitStack) -> None:
     """Have *sockets* close what was opened, and remove it from the file system."""
     sockets.callback(close_all, opened)
     sockets.enter_context(unlinked_after(opened))

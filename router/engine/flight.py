@@ -337,12 +337,13 @@ class Flight:
         fence = self.fence
         receiver = self._receiver
         taken = receiver.take(deltas)
-        if taken is Taken.GONE:
-            self.gone()
-            return
-        if isinstance(taken, Fault):
-            self._give_up(taken)
-            return
+        if taken is not _MORE:
+            if taken is Taken.GONE:
+                self.gone()
+                return
+            if isinstance(taken, Fault):
+                self._give_up(taken)
+                return
         source = self.source
         # The worker's loop reads the clock once a wake, for all its sources.
         now = source.last_byte_at if source is not None else trio.current_time()
@@ -410,7 +411,7 @@ class Flight:
             return
         self.source = None
         if finished.reason is FinishReason.LENGTH and self._sieved is None:
-            words = "the answer ended at its limit of tokens"
+            words = "The answer ended at its limit of tokens."
             self._signals = (Signal(SignalCode.MAX_TOKENS_REACHED, words, 0),)
             finished = attrs.evolve(finished, signals=self._signals)
         taken = self._receiver.finish(finished)

@@ -16,8 +16,10 @@ from router.errors import Fault, FaultKind
 from router.ports import Worker
 from router.settings import Settings, WorkerSettings
 from router.supervise import Keeper
+from workers.access import site_of, with_token
 from workers.direct import DirectWorker
 from workers.leftovers import sweep
+from workers.remote import RemoteWorker
 from workers.supervised import SupervisedWorker
 
 log: Final = logging.getLogger("fencepost.workers")
@@ -51,9 +53,15 @@ async def open_router(
     everybody = (*settings.workers, *workers)
     folder = await trio.to_thread.run_sync(_workers_folder, settings, everybody)
     async with trio.open_nursery() as nursery:
+        send, receive = trio.open_memory_channel[Keeper](0)
+        nursery.start_soon(_keep, receive)
+
+        async def hire(worker: str | WorkerSettings | Worker) -> None:
+            await send.send(_hire(router, worker, folder))
+
+        router.hire = hire
         for worker in everybody:
-            keeper = _hire(router, worker, folder)
-            nursery.start_soon(keeper.run, name=f"worker {keeper.worker.id}")
+            await hire(worker)
         nursery.start_soon(_measure_lag, router)
         await nursery.start(router.jobs.run)
         try:
@@ -64,6 +72,13 @@ async def open_router(
             router.refuse_new(leaving)
             router.cut_all(leaving)
             nursery.cancel_scope.cancel()
+
+
+async def _keep(hired: trio.MemoryReceiveChannel[Keeper]) -> None:
+    """Run each keeper that comes, in a task of its own. A checkpoint."""
+    async with trio.open_nursery() as nursery:
+        async for keeper in hired:
+            nursery.start_soon(keeper.run, name=f"worker {keeper.worker.id}")
 
 
 def _workers_folder(
@@ -90,6 +105,8 @@ def _hire(
         worker = WorkerSettings(name=_name(worker), url=worker)
     if isinstance(worker, WorkerSettings) and worker.command is not None:
         return _run(router, worker, folder)
+    if isinstance(worker, WorkerSettings) and worker.agent is not None:
+        return _meet(router, worker)
     if isinstance(worker, WorkerSettings):
         adapter: Worker = DirectWorker(
             worker,
@@ -103,7 +120,10 @@ def _hire(
             models=worker.models,
             pin_slots=worker.pin_slots,
         )
-    return router.add(worker, slots=None, models=())
+    keeper = router.add(worker, slots=None, models=())
+    if isinstance(worker, RemoteWorker):
+        worker.told = keeper.told
+    return keeper
 
 
 def _run(router: Router, worker: WorkerSettings, folder: Path | None) -> Keeper:
@@ -124,6 +144,24 @@ def _run(router: Router, worker: WorkerSettings, folder: Path | None) -> Keeper:
     restarts = router.tally.restarts
     adapter.told = keeper.told
     adapter.process.on_restart = lambda: restarts.update([worker.name])
+    return keeper
+
+
+def _meet(router: Router, worker: WorkerSettings) -> Keeper:
+    """Take in the agent of another host."""
+    access = with_token(router.access, worker.api_key_env, os.environ)
+    site = site_of(worker.agent or "", secure=access.outward is not None)
+    adapter = RemoteWorker(
+        worker.name,
+        site,
+        access,
+        tally=router.tally,
+        report_bug=router.report_bug,
+        rng=router.rng,
+        waiting=router.fleet.room.depth,
+    )
+    keeper = router.add(adapter, slots=worker.slots, models=worker.models)
+    adapter.told = keeper.told
     return keeper
 
 

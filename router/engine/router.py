@@ -8,8 +8,9 @@ import logging
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from math import inf
 from typing import Any, Final
 
@@ -17,7 +18,16 @@ import attrs
 import trio
 
 from router.catalog import Catalog
-from router.commands import Check, Command, Grant, Lose, Refuse, Rest, Settle
+from router.commands import (
+    Check,
+    Command,
+    Empty,
+    Grant,
+    Lose,
+    Refuse,
+    Rest,
+    Settle,
+)
 from router.engine.flight import Flight, Limits
 from router.engine.jobs import JobResult, Jobs, JobStatus
 from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
@@ -35,10 +45,11 @@ from router.lifecycle import Event, State
 from router.messages import Job
 from router.openai.fields import OWNED
 from router.ports import KnowsParams, Process, Receiver, SourcePhase, Worker
-from router.settings import Settings
+from router.settings import Settings, WorkerSettings
 from router.supervise import Keeper
 from router.tally import Tally
 from router.waiting import Budgets
+from workers.access import Access, router_access
 
 log: Final = logging.getLogger("fencepost")
 
@@ -91,7 +102,7 @@ class Router:
         self.on_request_end: Callable[[Mapping[str, object]], None] | None = None
         #: More of ``status``, from what stands around this router.
         self.also: Callable[[], Mapping[str, object]] | None = None
-        self._rng = rng
+        self.rng = rng
         self._catalog = Catalog(settings.models)
         self._sieving = Sieving(settings)
         #: The owner of submitted jobs; ``open_router`` runs it.
@@ -103,9 +114,22 @@ class Router:
         self._created = time.time_ns() // 1_000_000_000
         self._labels: set[str] = set()
         self._news = trio.Event()
+        #: Workers to be forgotten when their last permit is back.
+        self._leaving: set[WorkerId] = set()
+        #: ``open_router``'s: takes one more worker in, and keeps it.
+        self.hire: Callable[[str | WorkerSettings | Worker], Awaitable[None]]
         self._born = 0
         self._random = b""
         self._random_at = 0
+
+    @cached_property
+    def access(self) -> Access:
+        """Who this router is to agents.
+
+        Raises:
+            ValueError: its certificates are of no use.
+        """
+        return router_access(self.settings.agents)
 
     # --- requests ----------------------------------------------------------
 
@@ -442,8 +466,38 @@ class Router:
 
     # --- steering ----------------------------------------------------------
 
-    def drain(self, worker: str) -> bool:
-        """Give *worker* no new work; what runs may finish (L5). False: no such."""
+    async def add_worker(self, worker: str | WorkerSettings | Worker) -> None:
+        """Take one more worker in: a URL, its settings, or an adapter (L5).
+
+        A checkpoint. Cancelled: it may have been taken in or not. It serves
+        once a probe answers.
+
+        Raises:
+            LocalError: a worker has its name already.
+        """
+        await self.hire(worker)
+
+    def remove_worker(self, worker: str, *, within_s: float = inf) -> bool:
+        """Drain *worker*, and forget it when nothing runs there any more (L5).
+
+        Not a checkpoint. False: no such. What still runs after *within_s*
+        seconds is cut.
+        """
+        self._leaving.add(WorkerId(worker))
+        if self.drain(worker, within_s=within_s):
+            return True
+        self._leaving.discard(WorkerId(worker))
+        return False
+
+    def drain(self, worker: str, *, within_s: float = inf) -> bool:
+        """Give *worker* no new work; what runs may finish (L5). False: no such.
+
+        What still runs after *within_s* seconds is cut.
+        """
+        keeper = self._keepers.get(WorkerId(worker))
+        if keeper is None:
+            return False
+        keeper.cut_at(trio.current_time() + within_s)
         return self._steer(worker, Event.DRAIN)
 
     def undrain(self, worker: str) -> bool:
@@ -454,7 +508,17 @@ class Router:
         process = self._processes.get(member.id)
         if process is not None:
             process.retry()
+        self._leaving.discard(member.id)
+        self._keepers[member.id].cut_at(inf)
         return self._steer(worker, Event.UNDRAIN)
+
+    def _dismiss(self, worker: WorkerId) -> None:
+        """Forget a worker that was to leave and has nothing to do any more."""
+        self._leaving.discard(worker)
+        self.apply(self.fleet.learned(worker, Event.REMOVE, trio.current_time()))
+        self._keepers.pop(worker).dismiss()
+        del self.workers[worker]
+        self._processes.pop(worker, None)
 
     def cut(self, worker: str) -> bool:
         """End what still runs on *worker*: its drain has lasted long enough."""
@@ -470,7 +534,9 @@ class Router:
         if member is None or member.life.state is State.GONE:
             return False
         self.apply(self.fleet.learned(member.id, event, trio.current_time()))
-        self._keepers[member.id].check()
+        keeper = self._keepers.get(member.id)
+        if keeper is not None:
+            keeper.check()
         return True
 
     def refuse_new(self, fault: Fault) -> None:
@@ -519,7 +585,7 @@ class Router:
         self.workers[worker.id] = worker
         if process is not None:
             self._processes[worker.id] = process
-        keeper = Keeper(worker, self, self.settings.waits, self._rng)
+        keeper = Keeper(worker, self, self.settings.waits, self.rng)
         self._keepers[worker.id] = keeper
         return keeper
 
@@ -565,6 +631,9 @@ class Router:
                     self._keepers[worker].check()
                 case Rest(worker=worker, until=until):
                     self._keepers[worker].rest(until)
+                case Empty(worker=worker):
+                    if worker in self._leaving:
+                        self._dismiss(worker)
 
     def report_bug(self, where: str, bug: Exception) -> None:
         """Log and count an exception that is kept to one request (L1)."""

@@ -6,11 +6,8 @@ is the authority over its slots, for however many routers (P3). Rule 2: a
 router that is silent or gone holds nothing (P4, P5).
 """
 
-import errno
 import random
 import socket
-import ssl
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,7 +17,9 @@ from router.engine.flight import Flight
 from router.engine.router import Router
 from router.errors import LocalError
 from router.messages import Job
+from workers.access import Access
 from workers.agent.visit import Visit
+from workers.door import Door
 from workers.link import Link
 from workers.shares import Guest, Shares
 from workers.site import Resolver, Site
@@ -28,28 +27,17 @@ from workers.transport import PlainTransport, TlsTransport, Transport
 from workers.wire.frames import Reason, WireError
 from workers.wire.hosting import Memory
 from workers.wire.inbound import Inbound, State
-from workers.wire.opening import ByeHeard, Passport
+from workers.wire.opening import ByeHeard
 
-#: Connections at once, and of these, such as have not proven themselves.
-VISITS_MAX: Final = 1024
-STRANGERS_MAX: Final = 64
 #: Seconds between two looks at the clocks; while routers contend for slots; and
 #: in which what changes is gathered.
 TICK_S: Final = 0.5
 CONTEST_S: Final = 0.02
 GATHER_S: Final = 0.005
-#: Seconds to wait where no descriptor is left (H6).
-CALM_S: Final = 0.1
 #: Seconds before the first and between later tries to reach a router.
 BACKOFF_S: Final = (0.1, 5.0)
 #: Counts of tokens at once; more are answered with nothing.
 COUNTS_MAX: Final = 64
-_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-def new_epoch() -> int:
-    """Make an epoch: milliseconds of the wall clock, so greater at each start."""
-    return time.time_ns() // 1_000_000
 
 
 class Agent:
@@ -58,33 +46,30 @@ class Agent:
     def __init__(
         self,
         router: Router,
-        passport: Passport,
+        access: Access,
         *,
         rng: random.Random,
-        tls: ssl.SSLContext | None = None,
-        outward_tls: ssl.SSLContext | None = None,
     ) -> None:
         """Let others have the slots of *router*, whose own clients are nobody.
 
         Args:
             router: with this host's engines.
-            passport: who this agent is.
+            access: who this agent is, and over what it is met.
             rng: spreads the tries to reach routers.
-            tls: for those who connect to us; None: plain TCP.
-            outward_tls: for routers that we connect to; None: plain TCP.
         """
         self.router = router
         self.shares = Shares()
         self.memory = Memory()
-        self.epoch = passport.epoch
+        self.epoch = access.passport.epoch
         self.draining = False
         self.visits: dict[Guest, Visit] = {}
-        self._passport = passport
+        #: Set when it drains, and has nothing to do any more.
+        self.rested = trio.Event()
+        self._access = access
+        self._passport = access.passport
         self._rng = rng
-        self._tls = tls
-        self._outward_tls = outward_tls
         self._nursery: trio.Nursery | None = None
-        self._strangers = 0
+        self._door = Door(access, self._host, self._refused)
         self._guests = 0
         self._sequence = 0
         self._counts = 0
@@ -106,7 +91,7 @@ class Agent:
             self._nursery = nursery
             nursery.start_soon(self._pulse)
             for listener in listeners:
-                nursery.start_soon(self._listen, listener, nursery)
+                nursery.start_soon(self._door.listen, listener)
             for site in routers:
                 nursery.start_soon(self._call_on, site)
             task_status.started()
@@ -121,6 +106,7 @@ class Agent:
         """Take no offer any more; what runs may finish (L5). Idempotent."""
         if not self.draining:
             self.draining = True
+            self.changed()
             for visit in self.visits.values():
                 visit.drain()
 
@@ -167,6 +153,8 @@ class Agent:
     def changed(self) -> None:
         """See ``visit.House``."""
         self._news.set()
+        if self.draining and not self.active:
+            self.rested.set()
 
     def run(self, flight: Flight) -> None:
         """See ``visit.House``."""
@@ -193,41 +181,6 @@ class Agent:
 
     # ---- connections ----
 
-    async def _listen(self, listener: socket.socket, nursery: trio.Nursery) -> None:
-        listener.setblocking(False)
-        try:
-            while True:
-                await trio.lowlevel.wait_readable(listener)
-                sock = await self._accept(listener)
-                if sock is not None:
-                    nursery.start_soon(self._take_in, sock)
-        finally:
-            trio.lowlevel.notify_closing(listener)
-            listener.close()
-
-    async def _accept(self, listener: socket.socket) -> socket.socket | None:
-        try:
-            sock, _ = listener.accept()
-        except OSError as error:
-            if error.errno in _FULL:
-                await trio.sleep(CALM_S)
-            return None
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._strangers >= STRANGERS_MAX or len(self.visits) >= VISITS_MAX:
-            self.router.tally.wire["said", Reason.TOO_MANY.value] += 1
-            sock.close()
-            return None
-        return sock
-
-    async def _take_in(self, sock: socket.socket) -> None:
-        transport: Transport = (
-            PlainTransport.accepted(sock)
-            if self._tls is None
-            else TlsTransport.accepted(sock, self._tls)
-        )
-        await self._host(transport)
-
     async def _call_on(self, site: Site) -> None:
         """Announce ourselves to the router at *site*, again and again."""
         resolver = Resolver(site)
@@ -236,7 +189,7 @@ class Agent:
             began = trio.current_time()
             transport = await self._dial(site, resolver)
             if transport is not None:
-                await self._host(transport)
+                await self._host(Link(transport, self._passport))
             if trio.current_time() - began > BACKOFF_S[1]:
                 backoff = BACKOFF_S[0]
             await trio.sleep(backoff * self._rng.uniform(0.5, 1.0))
@@ -248,23 +201,18 @@ class Agent:
             address = resolver.addresses[0]
             # The next one is tried next time, should this one not do.
             resolver.doubt(address)
-            if self._outward_tls is None:
+            if self._access.outward is None:
                 return PlainTransport(address)
-            return TlsTransport(address, self._outward_tls, site.host)
+            return TlsTransport(address, self._access.outward, site.host)
         except (OSError, IndexError):
             return None
 
-    async def _host(self, transport: Transport) -> None:
+    async def _host(self, link: Link) -> None:
         """See one connection to its end."""
-        link = Link(transport, self._passport)
         why = WireError(Reason.STOPPING, "the agent stops")
         visit: Visit | None = None
         try:
-            self._strangers += 1
-            try:
-                await link.open()
-            finally:
-                self._strangers -= 1
+            await self._door.open(link)
             visit = self._welcome(link)
             why = await link.carry(visit.end)
         except WireError as reason:
@@ -276,6 +224,9 @@ class Agent:
             who = "heard" if isinstance(why, ByeHeard) else "said"
             self.router.tally.wire[who, why.reason.value] += 1
             await link.part(why)
+
+    def _refused(self) -> None:
+        self.router.tally.wire["said", Reason.TOO_MANY.value] += 1
 
     def _welcome(self, link: Link) -> Visit:
         self._guests += 1

@@ -6,7 +6,7 @@ comes is held in order, and never more than its credit. Pure.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from router.errors import Fault, FaultKind, LocalError
@@ -168,7 +168,7 @@ class RemoteSource:
         "spent",
     )
 
-    partial_head: Final = False
+    partial_head: bool = False
 
     def __init__(
         self,
@@ -315,13 +315,14 @@ class RemoteSource:
             case Finished() if self._is_whole(message.count, message.reason):
                 self._finish(message)
 
-    def begin_delta(self, delta: Delta, now: float) -> bool:
-        """Look at a plain delta that is not simply the next of a stream.
+    def begin_deltas(self, deltas: Sequence[Delta], now: float) -> bool:
+        """Look at plain deltas that do not simply go on with a stream.
 
-        True: hand it over. False: it is held, or was refused.
+        True: hand them over. False: they are held, or were refused.
         """
         if self.paused:
-            self._hold(delta)
+            for delta in deltas:
+                self._hold(delta)
             return False
         phase = TRANSITIONS[self.phase].get(Event.DELTA)
         if phase is None:
@@ -367,6 +368,8 @@ class RemoteSource:
     # ---- inner parts ----
 
     def _hold(self, what: Delta | Message) -> None:
+        if self.phase is _CLOSED:
+            return
         if self.spent > self._granted + OVERDRAFT_MAX:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker overran its credit."))
         else:
