@@ -175,8 +175,6 @@ class Fleet:
         # First of all, so that no waiter is sent after those that end here.
         member.life.fire(event, now, reason=probe.reason, detail=probe.detail)
         member.started_at = None
-        if member.seen:
-            member.distrust()
         fault = Fault(
             FaultKind.SERVER_DIED, probe.died or "The worker's process ended."
         )
