@@ -19,7 +19,7 @@ from router.errors import FAULTS, Fault, FaultKind
 from router.fleet import Fleet
 from router.ids import AssignmentId, RequestId, WorkerId
 from router.lifecycle import Event, State
-from router.messages import Discovery
+from router.messages import Discovery, Probe, ProbeResult
 from router.settings import RouterSettings, WaitSettings
 
 WORKERS = [WorkerId(name) for name in ("a", "b", "c")]
@@ -43,6 +43,7 @@ WORKER_FAULTS = [
     FaultKind.STALLED,
     FaultKind.STREAM_CLOSED_EARLY,
     FaultKind.ENGINE_ABORT,
+    FaultKind.SERVER_DIED,
     FaultKind.INTERNAL,
 ]
 
@@ -66,14 +67,16 @@ class FleetMachine(RuleBasedStateMachine):
         self.live: set[RequestId] = set()
         self.born = 0
         for worker in WORKERS:
-            self.fleet.add_worker(worker, self.now, settle_s=1.0)
+            pins = worker == WORKERS[0]
+            self.fleet.add_worker(worker, self.now, settle_s=1.0, pin_slots=pins)
             self.answer(worker)
 
     def play(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case Grant(assignment=assignment, worker=worker):
+                case Grant(assignment=assignment, worker=worker, slot=slot):
                     request = assignment.request
+                    assert (slot is None) is (worker != WORKERS[0])
                     tried = self.places.setdefault(request, [])
                     assert worker not in tried, "A3: goes back"
                     assert request not in self.committed, "A2: moved after commit"
@@ -198,6 +201,24 @@ class FleetMachine(RuleBasedStateMachine):
         if event is Event.UNDRAIN and state is not State.DRAINING:
             return
         self.play(self.fleet.learned(worker, event, self.now))
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        event=st.sampled_from([Event.RESTARTS, Event.UNFIT]),
+    )
+    def its_process_ends(self, worker: WorkerId, event: Event) -> None:
+        self.play(self.fleet.down(worker, Probe(ProbeResult.STARTING), event, self.now))
+
+        assert self.fleet.members[worker].busy == 0
+        assert worker not in self.running.values()
+
+    @invariant()
+    def w2_each_permit_that_is_out_has_a_slot_of_its_own(self) -> None:
+        for member in self.fleet.members.values():
+            out = {*member.held, *member.settling} if member.pin_slots else set()
+            assert set(member.pins) == out
+            assert len(set(member.pins.values())) == len(out)
+            assert all(0 <= slot < SLOTS[member.id] for slot in member.pins.values())
 
     @invariant()
     def s1_permits_never_exceed_the_slots(self) -> None:
