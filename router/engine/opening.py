@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from router.engine.router import Router
+from router.engine.router import CALLERS, Router
 from router.errors import Fault, FaultKind
 from router.ports import Worker
 from router.settings import Settings, WorkerSettings
@@ -52,6 +52,7 @@ async def open_router(
     router = Router(settings, rng or random.Random())  # noqa: S311 - jitter only
     everybody = (*settings.workers, *workers)
     folder = await trio.to_thread.run_sync(_workers_folder, settings, everybody)
+    failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         send, receive = trio.open_memory_channel[Keeper](0)
         nursery.start_soon(_keep, receive)
@@ -60,18 +61,24 @@ async def open_router(
             await send.send(_hire(router, worker, folder))
 
         router.hire = hire
-        for worker in everybody:
-            await hire(worker)
-        nursery.start_soon(_measure_lag, router)
-        await nursery.start(router.jobs.run)
         try:
+            for worker in everybody:
+                await hire(worker)
+            nursery.start_soon(_measure_lag, router)
+            await nursery.start(router.jobs.run)
             yield router
+        except CALLERS as raised:
+            failure = raised
         finally:
             # Requests of other tasks hear of it before their workers go.
             leaving = Fault(FaultKind.SHUTTING_DOWN, "The router is closing.")
             router.refuse_new(leaving)
             router.cut_all(leaving)
             nursery.cancel_scope.cancel()
+    if failure is not None:
+        # Outside of the nursery: callers see their own exception, not a group
+        # of our internals (B126).
+        raise failure
 
 
 async def _keep(hired: trio.MemoryReceiveChannel[Keeper]) -> None:

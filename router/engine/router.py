@@ -60,6 +60,9 @@ RANDOM_BYTES: Final = 10
 #: Seconds that one worker has to count a prompt, and workers that are asked.
 COUNT_S: Final = 3.0
 COUNTERS_MAX: Final = 2
+#: What a caller's block may raise; it comes out as it is, in no group (B126).
+#: Trio's Cancelled is none of it.
+CALLERS: Final = (Exception, KeyboardInterrupt, SystemExit)
 #: Models with a counter of their own; those beyond share "other" (X1).
 MODEL_LABELS_MAX: Final = 100
 
@@ -223,12 +226,12 @@ class Router:
         """
         job = self._resolved(job)
         queue = DeltaQueue()
-        failure: Exception | None = None
+        failure: BaseException | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve_queue, job, queue)
             try:
                 yield queue
-            except Exception as raised:  # noqa: BLE001 - re-raised below, unwrapped
+            except CALLERS as raised:
                 failure = raised
             finally:
                 queue.close()

@@ -1,5 +1,6 @@
 """The library's receivers, through the router."""
 
+import gc
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -81,6 +82,77 @@ async def test_b126_an_exception_of_the_caller_comes_out_as_itself(
     async with opened(hangs(Head(), Say(("a",)))) as (router, _):
         with pytest.raises(ZeroDivisionError):
             await divide_by_zero(router)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), KeyboardInterrupt(), SystemExit(3)])
+async def test_b126_what_the_block_of_a_router_raises_comes_out_as_itself(
+    autojump_clock: MockClock, error: BaseException
+) -> None:
+    with pytest.raises(type(error)) as raised:
+        async with opened(answers("x")):
+            raise error
+    assert raised.value is error
+
+    with pytest.raises(type(error)) as raised:
+        async with opened(hangs(Head())) as (router, _), router.stream(JOB):
+            raise error
+    assert raised.value is error
+
+
+async def test_b126_a_worker_that_can_not_be_hired_is_an_error_in_no_group() -> None:
+    with pytest.raises(ValueError, match="URL"):
+        async with open_router(workers=["ftp://nowhere"]):
+            pass
+
+
+async def test_b124_breaking_out_of_a_stream_leaves_no_scope_behind(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(hangs(Head(), Say(("a", "b")))) as (router, worker):
+        for _ in range(3):
+            async with router.stream(JOB) as deltas:
+                async for delta in deltas:
+                    assert delta.text == "a"
+                    break
+            with trio.move_on_after(1) as scope:
+                await trio.sleep(0.5)
+            assert not scope.cancelled_caught
+
+        assert all(source.closed_at is not None for source in worker.sources)
+
+
+async def test_b125_each_delta_may_be_read_from_a_task_of_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    got: list[str] = []
+    async with (
+        opened(answers("a", "b", "c", every=1.0)) as (router, _),
+        router.stream(JOB) as deltas,
+    ):
+
+        async def read() -> None:
+            got.append((await anext(deltas)).text)
+
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+
+    assert got == ["a", "b", "c"]
+
+
+async def test_b125_a_dropped_queue_of_a_stream_is_closed_by_its_block(
+    autojump_clock: MockClock,
+) -> None:
+    """The block owns the request; what a reader drops changes nothing."""
+    async with opened(hangs(Head(), Say(("a",)))) as (router, worker):
+        async with router.stream(JOB) as deltas:
+            await anext(deltas)
+            del deltas
+            gc.collect()
+            assert router.flights
+
+        assert worker.sources[0].closed_at is not None
+        assert not router.flights
 
 
 async def divide_by_zero(router: Router) -> None:
