@@ -68,6 +68,18 @@ def test_d2_check_ends_with_2_and_one_line_for_each_fault(tmp_path: Path) -> Non
     ]
 
 
+def test_j4_check_refuses_a_malformed_bios_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    worker = '[[worker]]\nname = "a"\nurl = "http://127.0.0.1:1"\n'
+    path.write_text(f'{worker}[models."a.b"]\nbios = "Use the tools."\n')
+
+    done = run("check", str(path))
+
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f'fencepost: {path}: models."a.b".bios: needs {{tools}}')
+
+
 def test_d2_check_of_no_file_ends_with_2(tmp_path: Path) -> None:
     done = run("check", str(tmp_path / "f.toml"))
 
