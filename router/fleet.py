@@ -374,6 +374,17 @@ class Fleet:
         """Say whether a worker of *target* is being offered work."""
         return any(m.serves(target) for m in self.models.get(target, ()))
 
+    def could_move(self, request: RequestId, now: float) -> bool:
+        """Say whether another worker than its present one had room for *request*."""
+        entry = self.requests.get(request)
+        attempt = None if entry is None else entry.attempts.current
+        if entry is None or attempt is None:
+            return False
+        return any(
+            m.id != attempt.worker and m.has_room(now) and m.takes(entry.target)
+            for m in self._untried(entry)
+        )
+
     def free(self, target: str, now: float) -> int:
         """Count the permits that a job for *target* could have at once."""
         return sum(

@@ -211,8 +211,10 @@ class Link:
             raise WireError(Reason.LOST, CLOSED)
         now = self.heard_at = trio.current_time()
         end.received(octets, now)
-        if self._transport.unsent:
-            # Reading may have made bytes to send: a key update.
+        # Answers to what was read go out before anything that it began, which may
+        # take its time: an offer is answered at once. TLS may have bytes to send
+        # of its own: a key update.
+        if not self.flush():
             self._bell.set()
         return True
 

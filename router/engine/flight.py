@@ -241,6 +241,13 @@ class Flight:
             source.catch_up()
             if source is not self.source or source.phase is not SourcePhase.OFFERED:
                 return now
+            limits = self._router.limits
+            # With nobody else to go to, a late answer is better than none.
+            if (
+                now < source.since + limits.connect_s
+                and not self._router.fleet.could_move(self.request, now)
+            ):
+                return min(due, now + limits.offer_s)
         if at > now:
             if source.phase is SourcePhase.STREAMING:
                 return min(due, at)

@@ -8,6 +8,7 @@ router that is silent or gone holds nothing (P4, P5).
 
 import random
 import socket
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ import trio
 
 from router.engine.flight import Flight
 from router.engine.router import Router
-from router.errors import LocalError
 from router.messages import Job
 from workers.access import Access
 from workers.agent.visit import Visit
@@ -36,6 +36,8 @@ CONTEST_S: Final = 0.02
 GATHER_S: Final = 0.005
 #: Seconds before the first and between later tries to reach a router.
 BACKOFF_S: Final = (0.1, 5.0)
+#: Assignments that are started before others get their turn.
+STARTS_MAX: Final = 16
 #: Counts of tokens at once; more are answered with nothing.
 COUNTS_MAX: Final = 64
 
@@ -74,6 +76,8 @@ class Agent:
         self._sequence = 0
         self._counts = 0
         self._news = trio.Event()
+        self._begun: deque[Flight] = deque()
+        self._starts = trio.Event()
 
     async def serve(
         self,
@@ -90,6 +94,7 @@ class Agent:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._pulse)
+            nursery.start_soon(self._start, nursery)
             for listener in listeners:
                 nursery.start_soon(self._door.listen, listener)
             for site in routers:
@@ -99,6 +104,8 @@ class Agent:
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
+                for flight in self._begun:
+                    flight.retire()
 
     # ---- steering ----
 
@@ -158,9 +165,8 @@ class Agent:
 
     def run(self, flight: Flight) -> None:
         """See ``visit.House``."""
-        if self._nursery is None:
-            raise LocalError("an agent that is not served runs nothing")
-        self._nursery.start_soon(flight.run)
+        self._begun.append(flight)
+        self._starts.set()
 
     def count(self, inbound: Inbound, job: Job) -> None:
         """See ``visit.House``."""
@@ -169,6 +175,21 @@ class Agent:
             return
         self._counts += 1
         self._nursery.start_soon(self._count, inbound, job)
+
+    async def _start(self, nursery: trio.Nursery) -> None:
+        """Start what was accepted, a few at a time.
+
+        To start costs more than to accept: so a burst of offers is answered in
+        time, whatever it leads to (A2: 100 ms).
+        """
+        begun = self._begun
+        while True:
+            await self._starts.wait()
+            self._starts = trio.Event()
+            while begun:
+                for _ in range(min(len(begun), STARTS_MAX)):
+                    nursery.start_soon(begun.popleft().run)
+                await trio.lowlevel.checkpoint()
 
     async def _count(self, inbound: Inbound, job: Job) -> None:
         tokens: int | None = None
