@@ -64,6 +64,8 @@ class Tally:
         self.disconnects: Counter[str] = Counter()
         #: names of request fields that were dropped (O1)
         self.ignored_fields: Counter[str] = Counter()
+        #: code of a control signal
+        self.signals: Counter[str] = Counter()
         #: worker: ghosts seen
         self.ghosts: Counter[str] = Counter()
         #: worker: restarts noticed (L9)

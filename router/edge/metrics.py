@@ -38,6 +38,7 @@ _COUNTERS: Final[Mapping[str, tuple[str, str, str]]] = {
         "Requests whose client left, by the phase they were in.",
         "phase",
     ),
+    "signals": ("signals", "Control signals of requests that ended.", "code"),
     "ghosts": ("ghosts", "Slots still at work after their settle time.", "worker"),
     "restarts": ("worker_restarts", "Restarts noticed.", "worker"),
     "bugs": ("bugs", "Exceptions kept to one request.", "place"),

@@ -81,7 +81,10 @@ class JobResult:
     state: JobState
     """COMPLETED, FAILED or CANCELLED."""
     text: str
+    """Of an embeddings job, its whole JSON document."""
     reasoning: str
+    refusal: str
+    """What the model said instead of an answer, where its engine tells it apart."""
     tool_calls: tuple[ToolCall, ...]
     """In order; of a failed job the last may be cut short."""
     finish_reason: FinishReason | None
@@ -295,13 +298,14 @@ class Jobs:
         if state is JobState.CANCELLED and fault is None:
             fault = Fault(FaultKind.CANCELLED, "The job was cancelled.")
         whole = state is JobState.COMPLETED
-        text, reasoning, calls = put_together(receiver.said(whole=whole))
+        said = put_together(receiver.said(whole=whole))
         return JobResult(
             id=flight.request,
             state=state,
-            text=text,
-            reasoning=reasoning,
-            tool_calls=calls,
+            text=said.text,
+            reasoning=said.reasoning,
+            refusal=said.refusal,
+            tool_calls=said.tool_calls,
             finish_reason=finished.reason if whole and finished else None,
             usage=finished.usage if whole and finished else None,
             signals=flight.signals,

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import attrs
 
@@ -148,6 +148,7 @@ class Completion:
     tool_calls: tuple[ToolCall, ...]
     reason: FinishReason
     usage: Usage | None
+    refusal: str = ""
     signals: tuple[Signal, ...] = ()
     """What was said out of band, in order (J5)."""
     unsupported: tuple[str, ...] = ()
@@ -198,19 +199,41 @@ class CompletionReceiver(_Untimed):
                 self._end or Fault(FaultKind.CANCELLED, "The request was cancelled.")
             )
         end = self._end
-        text, reasoning, calls = put_together(self._deltas)
-        return Completion(text, reasoning, calls, end.reason, end.usage, end.signals)
+        said = put_together(self._deltas)
+        return Completion(
+            said.text,
+            said.reasoning,
+            said.tool_calls,
+            end.reason,
+            end.usage,
+            said.refusal,
+            end.signals,
+        )
 
 
-def put_together(deltas: Sequence[Delta]) -> tuple[str, str, tuple[ToolCall, ...]]:
-    """Give the text, the reasoning and the tool calls of an answer's *deltas*."""
+class Said(NamedTuple):
+    """What an answer's deltas come to."""
+
+    text: str
+    """Of a job that has no stream, its whole JSON document."""
+    reasoning: str
+    refusal: str
+    tool_calls: tuple[ToolCall, ...]
+
+
+def put_together(deltas: Sequence[Delta]) -> Said:
+    """Sort out the *deltas* of one answer, or of a part of one."""
     calls: dict[int, list[Delta]] = {}
     for delta in deltas:
         if delta.tool is not None:
             calls.setdefault(delta.tool.index, []).append(delta)
-    return (
-        "".join(d.text for d in deltas if d.kind is Kind.TEXT),
-        "".join(d.text for d in deltas if d.kind is Kind.REASONING),
+    texts: dict[Kind, list[str]] = {kind: [] for kind in Kind}
+    for delta in deltas:
+        texts[delta.kind].append(delta.text)
+    return Said(
+        "".join(texts[Kind.TEXT] or texts[Kind.DOCUMENT]),
+        "".join(texts[Kind.REASONING]),
+        "".join(texts[Kind.REFUSAL]),
         tuple(_tool_call(parts) for _, parts in sorted(calls.items())),
     )
 

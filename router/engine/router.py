@@ -258,14 +258,16 @@ class Router:
         return attrs.evolve(completion, unsupported=lacks) if lacks else completion
 
     async def count_tokens(self, job: Job) -> int | None:
-        """Count the prompt tokens of a chat *job*, images left out (M8).
+        """Count the prompt tokens of a chat *job*, images left out, as it would
+        be sent: with the tools that its model is told (M8).
 
         A checkpoint that takes no slot, and no longer than ``COUNT_S`` for each
         of the workers that are asked; None: none of them said.
 
-        Args:
-            job: with its ``target`` resolved.
+        Raises:
+            RequestFailed: there is no such model.
         """
+        job = self._sieving.sent(self._resolved(job))
         ready = [m for m in self.fleet.models.get(job.target, ()) if m.serving]
         for member in sorted(ready, key=lambda m: m.busy)[:COUNTERS_MAX]:
             with trio.move_on_after(COUNT_S):
@@ -362,7 +364,7 @@ class Router:
         flight = self.flights.get(RequestId(request))
         if flight is None:
             return False
-        flight.cancel(Fault(FaultKind.CANCELLED, "Cancelled by the operator."))
+        flight.cancel(Fault(FaultKind.CANCELLED, "The request was cancelled."))
         return True
 
     # --- models ------------------------------------------------------------
@@ -462,6 +464,8 @@ class Router:
                 model = "other"
         self.tally.requests[model, flight.outcome or "failed"] += 1
         self.tally.duration.observe(now - flight.received_at)
+        for signal in flight.signals:
+            self.tally.signals[signal.code.value] += 1
         record = flight_record(flight, now)
         self._receipts.add(flight.request, with_signals(record, flight))
         if self.on_request_end is not None:

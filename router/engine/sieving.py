@@ -75,24 +75,34 @@ class Sieving:
             RequestFailed: the job asks for a signal that is not the model's.
         """
         plan = self._plans.get(job.target)
-        if plan is None:
-            if not self._asks(job):
-                return job, receiver
-            plan = _NOTHING
-        if job.endpoint is Endpoint.EMBEDDINGS:
+        if plan is None and not self._asks(job):
             return job, receiver
-        rules = SieveRules(
-            signals_max=self._signals_max,
-            loop_repeats_max=plan.loop_repeats_max
-            if job.loop_repeats_max is None
-            else job.loop_repeats_max,
-        )
-        if job.endpoint is Endpoint.CHAT:
-            job, rules = self._tools(job, plan, rules)
-            job, rules = _thinking(job, plan, rules)
+        job, rules = self._ruled(job, plan or _NOTHING)
         if rules == SieveRules(signals_max=self._signals_max):
             return job, receiver
         return job, SievedReceiver(receiver, Sieve(rules))
+
+    def sent(self, job: Job) -> Job:
+        """Give the job as workers get it, to be counted say (M8).
+
+        Raises:
+            RequestFailed: as ``prepare``.
+        """
+        return self._ruled(job, self._plans.get(job.target, _NOTHING))[0]
+
+    def _ruled(self, job: Job, plan: _Plan) -> tuple[Job, SieveRules]:
+        """Give the job as workers get it, and what its answer's sieve is to do."""
+        rules = SieveRules(signals_max=self._signals_max)
+        if job.endpoint is Endpoint.EMBEDDINGS:
+            return job, rules
+        repeats = job.loop_repeats_max
+        if repeats is None:
+            repeats = plan.loop_repeats_max
+        rules = attrs.evolve(rules, loop_repeats_max=max(0, repeats))
+        if job.endpoint is Endpoint.CHAT:
+            job, rules = self._tools(job, plan, rules)
+            job, rules = _thinking(job, plan, rules)
+        return job, rules
 
     def _asks(self, job: Job) -> bool:
         if (

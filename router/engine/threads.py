@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -156,6 +157,17 @@ class SyncRouter:
         """
         return SyncStream(self._run, job)
 
+    def count_tokens(self, job: Job) -> int | None:
+        """Count the prompt tokens of *job*; see ``Router.count_tokens``. Blocks.
+
+        Interrupted: nothing is left behind.
+
+        Raises:
+            RequestFailed: there is no such model.
+        """
+        router = self._run.router
+        return self._run.wait(lambda: router.count_tokens(job))
+
     # --- state and steering ------------------------------------------------
 
     def wait_ready(self, *, within_s: float | None = None) -> None:
@@ -191,10 +203,31 @@ class SyncRouter:
         router = self._run.router
         return self._run.now(lambda: router.receipt(request), None)
 
-    def drain(self, worker: str) -> bool:
+    def add_worker(self, worker: str | WorkerSettings | Worker) -> None:
+        """Take one more worker in; see ``Router.add_worker``. Blocks for a moment.
+
+        Interrupted: it may have been taken in or not.
+
+        Raises:
+            LocalError: a worker has its name already.
+        """
+        router = self._run.router
+        self._run.wait(lambda: router.add_worker(worker))
+
+    def remove_worker(self, worker: str, *, within_s: float = inf) -> bool:
+        """Drain *worker* and forget it; see ``Router.remove_worker``.
+
+        Blocks for a moment.
+        """
+        router = self._run.router
+        return self._run.now(
+            lambda: router.remove_worker(worker, within_s=within_s), None
+        )
+
+    def drain(self, worker: str, *, within_s: float = inf) -> bool:
         """Give *worker* no new work; see ``Router.drain``. Blocks for a moment."""
         router = self._run.router
-        return self._run.now(lambda: router.drain(worker), None)
+        return self._run.now(lambda: router.drain(worker, within_s=within_s), None)
 
     def undrain(self, worker: str) -> bool:
         """Take a drained worker back. Blocks for a moment."""

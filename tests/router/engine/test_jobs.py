@@ -571,6 +571,21 @@ async def test_j5_signals_stand_in_status_and_result(autojump_clock: MockClock) 
     assert (result.text, result.tool_calls) == ("So.", ())
 
 
+async def test_j1_what_is_neither_text_nor_call_is_not_lost(
+    autojump_clock: MockClock,
+) -> None:
+    refuses = (Head(), Say(("I ", "won't."), Kind.REFUSAL), Finish())
+    async with opened(steps(*refuses)) as (router, (worker,)):
+        result = await router.get_result(router.submit(JOB))
+        completion = await router.complete(JOB)
+        worker.script = steps(Head(), Say(('{"data": []}',), Kind.DOCUMENT), Finish())
+        document = await router.get_result(router.submit(JOB))
+
+    assert (result.text, result.refusal) == ("", "I won't.")
+    assert completion.refusal == "I won't."
+    assert document.text == '{"data": []}'
+
+
 async def test_j3_parameters_that_the_engine_lacks_stand_in_the_result() -> None:
     params = GenerationParams(top_k=3, repeat_penalty=1.1, min_tokens=2)
     job = Job("m", JOB.messages, params=params)

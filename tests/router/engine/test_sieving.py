@@ -576,6 +576,31 @@ async def test_jobs_of_other_endpoints_are_not_told_tools(
         assert receiver.text == CALL
 
 
+async def test_m8_the_tools_that_a_model_is_told_are_counted_too(
+    autojump_clock: MockClock,
+) -> None:
+    counted: list[Job] = []
+
+    class Counts(ScriptedWorker):
+        async def count_tokens(self, job: Job) -> int | None:
+            counted.append(job)
+            return await super().count_tokens(job)
+
+    async with open_router(told(), workers=[Counts("a", answers("x"))]) as router:
+        await wait_all_tasks_blocked()
+        await router.count_tokens(JOB)
+
+    assert [m["role"] for m in counted[0].messages] == ["system", "user"]
+
+
+async def test_j5_signals_are_counted_by_their_code(autojump_clock: MockClock) -> None:
+    steps = (Head(), Say(("x",)), Finish(FinishReason.LENGTH))
+    async with opened(steps) as (router, _):
+        await serve(router, Recorder())
+
+        assert router.tally.signals == {"MAX_TOKENS_REACHED": 1}
+
+
 async def test_a_plain_job_keeps_its_own_receiver(autojump_clock: MockClock) -> None:
     settings = Settings(
         models={"other": ModelSettings(bios=BIOS)},

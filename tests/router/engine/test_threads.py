@@ -181,8 +181,12 @@ def test_j2_the_methods_are_those_of_a_router() -> None:
         receipt = router.receipt(one)
         assert receipt is not None
         assert receipt["outcome"] == "completed"
-        assert router.drain("w")
+        assert router.drain("w", within_s=60)
         assert router.undrain("w")
+        assert router.count_tokens(job("Hello")) is None
+        router.add_worker(ScriptedWorker("more", echo))
+        assert router.remove_worker("more")
+        assert not router.remove_worker("nobody")
         assert not router.cancel("req_nobody")
         assert not router.release(RequestId("req_nobody"))
 
