@@ -90,6 +90,8 @@ class Passport:
     capabilities: tuple[str, ...] = ()
     token: bytes | None = attrs.field(default=None, repr=False)
     """None: no token is used; TLS or the net itself must do."""
+    versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX)
+    """The oldest and the newest that it speaks."""
 
 
 class ByeHeard(WireError):
@@ -107,8 +109,7 @@ class Opening:
         self._own = passport
         hello = Hello(
             MAGIC,
-            VERSION_MIN,
-            VERSION_MAX,
+            *passport.versions,
             passport.role.value,
             passport.id,
             passport.epoch,
@@ -171,11 +172,12 @@ class Opening:
     def _meet(self, hello: Hello, frame: bytes) -> None:
         if hello.magic != MAGIC:
             raise WireError(Reason.NOT_FENCEPOST, "the peer speaks something else")
-        self.version = min(VERSION_MAX, hello.version_max)
-        if self.version < max(VERSION_MIN, hello.version_min):
+        oldest, newest = self._own.versions
+        self.version = min(newest, hello.version_max)
+        if self.version < max(oldest, hello.version_min):
             raise WireError(
                 Reason.VERSION,
-                f"versions {VERSION_MIN} to {VERSION_MAX} are spoken here, "
+                f"versions {oldest} to {newest} are spoken here, "
                 f"{hello.version_min} to {hello.version_max} there",
             )
         other = Role.AGENT if self._own.role is Role.ROUTER else Role.ROUTER
