@@ -20,6 +20,7 @@ from workers.scripted import (
     Fail,
     Finish,
     Head,
+    PartialHead,
     Refuse,
     Say,
     ScriptedWorker,
@@ -411,10 +412,12 @@ async def test_w10_a_generic_worker_whose_processes_do_nothing_stalls_too(
 
 
 @asynccontextmanager
-async def pinned_router(worker: ScriptedWorker) -> AsyncIterator[Router]:
+async def pinned_router(
+    worker: ScriptedWorker, settings: Settings | None = None, *, pinned: bool = True
+) -> AsyncIterator[Router]:
     """A router whose only worker is pinned, slot by slot."""
-    async with open_router(rng=random.Random(1)) as router:
-        keeper = router.add(worker, slots=None, models=(), pin_slots=True)
+    async with open_router(settings, rng=random.Random(1)) as router:
+        keeper = router.add(worker, slots=None, models=(), pin_slots=pinned)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run)
             await wait_all_tasks_blocked()
@@ -619,3 +622,65 @@ async def test_s3_a_probe_that_can_tell_and_does_not_frees_nothing(
         await trio.sleep(2.1)
 
         assert member.busy == 0
+
+
+NONE_FREE = SlotView(4, 4, frozenset(range(4)))
+OURS = SlotView(4, 1, frozenset({0}))
+OTHERS = SlotView(4, 3, frozenset({1, 2, 3}))
+NOTHING = SlotView(4, 0, frozenset())
+#: What is shown, whether part of a head is here, whether the request is pinned (it
+#: gets slot 0): the fault it comes to, after so many seconds.
+ROWS = {
+    "part of a head": (NONE_FREE, True, False, FaultKind.STALLED, 10),
+    "part of a head, no answer": (None, True, False, FaultKind.STALLED, 10),
+    "no slot is free": (NONE_FREE, False, False, FaultKind.WAIT_TIMEOUT, 60),
+    "as many at work as we have": (OURS, False, False, FaultKind.WAIT_TIMEOUT, 60),
+    "nothing is at work": (NOTHING, False, False, FaultKind.STALLED, 10),
+    "no answer": (None, False, False, FaultKind.LOAD_TIMEOUT, 30),
+    "pinned, its slot works": (OURS, False, True, FaultKind.WAIT_TIMEOUT, 60),
+    "pinned, others work": (OTHERS, False, True, FaultKind.STALLED, 10),
+    "pinned, its slot is missing": (NOTHING, False, True, FaultKind.STALLED, 10),
+    "pinned, no answer": (None, False, True, FaultKind.LOAD_TIMEOUT, 30),
+}
+BUDGETS = WaitSettings(busy_wait_ms=60_000, load_wait_ms=30_000, idle_grace_ms=10_000)
+
+
+@pytest.mark.parametrize("row", ROWS)
+async def test_w4_each_kind_of_silence_ends_at_its_budget(
+    autojump_clock: MockClock, row: str
+) -> None:
+    view, part, pinned, kind, seconds = ROWS[row]
+    steps = hangs(PartialHead()) if part else hangs()
+    worker = ScriptedWorker("a", steps, settles_by_probe=True)
+    worker.slots_shown = view
+    settings = Settings(waits=BUDGETS)
+    async with pinned_router(worker, settings, pinned=pinned) as router:
+        start = trio.current_time()
+        await serve(router, receiver := Recorder())
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is kind
+        assert trio.current_time() - start == pytest.approx(seconds, abs=0.2501)
+        assert len(router.tally.waits) == 1
+
+
+async def test_w3_a_change_of_state_starts_its_time_again(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(), settles_by_probe=True)
+    settings = Settings(waits=BUDGETS)
+    async with opened(worker, settings=settings) as router:
+        receiver = Recorder()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, router, receiver)
+            # None of these is long enough, all together are more than any.
+            for view, seconds in ((NOTHING, 9), (None, 29), (NOTHING, 9), (OURS, 59)):
+                worker.slots_shown = view
+                await trio.sleep(seconds)
+            assert router.active == 1
+            worker.slots_shown = NOTHING
+            last = trio.current_time()
+
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.STALLED
+        assert trio.current_time() - last == pytest.approx(10.0, abs=0.5001)
