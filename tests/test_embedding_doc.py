@@ -16,6 +16,9 @@ from tests.kit.engine import answers, open_engine
 DOC: Final = (Path(__file__).parent.parent / "docs/embedding.md").read_text()
 #: Calls of the engine's own rooms: a keeper's and a flight's shell.
 INNER: Final = {
+    "access",
+    "admit",
+    "workers_status",
     "add",
     "apply",
     "changed",

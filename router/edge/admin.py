@@ -5,7 +5,9 @@ refused: it says where it comes from, and no tool of ours does.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
+from urllib.parse import parse_qs
 
 import attrs
 
@@ -48,8 +50,12 @@ class Admin:
         return UNKNOWN if receipt is None else json_answer(receipt)
 
     def drain(self, exchange: Exchange) -> Answer:
-        """Do ``POST /drain/{worker}`` (L5)."""
-        return _done(exchange, self._core.drain)
+        """Do ``POST /drain/{worker}``, with ``?within_s=`` a deadline (L5)."""
+        try:
+            within_s = _seconds(exchange.head.query)
+        except ValueError:
+            return refusal(400, "within_s needs seconds, 0 or more.")
+        return _done(exchange, partial(self._core.drain, within_s=within_s))
 
     def undrain(self, exchange: Exchange) -> Answer:
         """Do ``POST /undrain/{worker}``."""
@@ -58,6 +64,19 @@ class Admin:
     def cancel(self, exchange: Exchange) -> Answer:
         """Do ``POST /cancel/{request}``."""
         return _done(exchange, self._core.cancel)
+
+
+def _seconds(query: bytes) -> float:
+    """Read ``within_s``; inf where it is not there.
+
+    Raises:
+        ValueError: it is no number, or below 0.
+    """
+    values = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    seconds = float(values.get("within_s", ["inf"])[-1])
+    if not seconds >= 0:
+        raise ValueError
+    return seconds
 
 
 def _done(exchange: Exchange, command: Callable[[str], bool]) -> Answer:

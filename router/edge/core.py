@@ -5,6 +5,7 @@ double in its own tests included.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from router.errors import Fault
@@ -78,8 +79,9 @@ class Core(Protocol):
     def receipt(self, request: str) -> Mapping[str, Any] | None:
         """What became of one request (X3); None: not known."""
 
-    def drain(self, worker: str) -> bool:
-        """Give *worker* no new work; False: no such worker."""
+    def drain(self, worker: str, *, within_s: float = inf) -> bool:
+        """Give *worker* no new work, and cut what runs after *within_s* seconds;
+        False: no such worker."""
 
     def undrain(self, worker: str) -> bool:
         """Give *worker* work again; False: no such worker."""

@@ -6,6 +6,7 @@ down in order, for asserting that one thing came before another.
 """
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import attrs
@@ -143,6 +144,7 @@ class StubRouter:
         self.bug: BaseException | None = None
         self.receipts: dict[str, Mapping[str, Any]] = {}
         self.commands: list[tuple[str, str]] = []
+        self.drained_within_s = 0.0
         #: What ``count_tokens`` gives, and the jobs that it was asked for.
         self.counts: int | None = None
         self.counted: list[Job] = []
@@ -207,7 +209,8 @@ class StubRouter:
     def receipt(self, request: str) -> Mapping[str, Any] | None:
         return self.receipts.get(request)
 
-    def drain(self, worker: str) -> bool:
+    def drain(self, worker: str, *, within_s: float = inf) -> bool:
+        self.drained_within_s = within_s
         return self._command("drain", worker, worker == WORKER)
 
     def undrain(self, worker: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from router.edge.admin import admin_edge
 from router.edge.site import Patience
 from tests.kit.edge import QuietLog, RawClient, RawReply, request, running
-from tests.kit.stub_router import StubRouter
+from tests.kit.stub_router import WORKER, StubRouter
 
 
 @asynccontextmanager
@@ -93,3 +93,14 @@ async def test_d4_the_api_is_not_on_the_admin_listener_nor_the_reverse() -> None
             assert (await ask(client, request("GET", path))).status == 404
         assert (await ask(client, request("POST", "/drain/w1"))).status == 404
     assert router.commands == []
+
+
+async def test_l5_a_drain_may_have_a_deadline() -> None:
+    router = StubRouter()
+    async with asked(router) as client:
+        path = f"/drain/{WORKER}?within_s="
+        assert (await ask(client, request("POST", f"{path}2.5"))).status == 200
+        assert router.drained_within_s == 2.5
+
+        for wrong in ("-1", "soon", "nan", ""):
+            assert (await ask(client, request("POST", path + wrong))).status == 400

@@ -10,10 +10,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from router.engine import Router, open_router
 from router.engine.records import Receipts
-from router.errors import FaultKind, RequestFailed
-from router.messages import Discovery, ProbeResult
+from router.errors import FaultKind, LocalError, RequestFailed
+from router.messages import Discovery, Job, ProbeResult
 from router.settings import ModelSettings, Settings, WaitSettings, WorkerSettings
-from workers.scripted import ScriptedWorker, answers
+from tests.kit.receiver import Recorder
+from workers.scripted import Head, Say, ScriptedWorker, answers, hangs
 
 
 @asynccontextmanager
@@ -164,3 +165,88 @@ def test_x3_only_the_last_receipts_are_kept() -> None:
 
     assert receipts.get("a") is None
     assert receipts.get("c") == {"request": "c"}
+
+
+JOB = Job("m", (), target="m")
+
+
+async def serve(router: Router, receiver: Recorder) -> None:
+    await router.serve(JOB, receiver, request=router.new_request_id())
+
+
+async def test_l5_a_worker_may_be_added_while_the_router_runs(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    async with opened() as router:
+        assert not router.ready
+
+        await router.add_worker(named("late", "m"))
+        await router.wait_ready()
+        await serve(router, receiver)
+
+        assert receiver.text == "ok"
+        with pytest.raises(LocalError):
+            await router.add_worker(named("late", "m"))
+
+
+async def test_l5_a_removed_worker_finishes_what_it_has_and_is_forgotten(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("x", every=5.0))
+    receiver = Recorder()
+    async with opened(worker) as router:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, router, receiver)
+            await wait_all_tasks_blocked()
+
+            assert router.remove_worker("a")
+            assert router.status()["workers"][0]["state"] == "draining"
+
+        assert receiver.text == "x"
+        await wait_all_tasks_blocked()
+        assert router.status()["workers"] == []
+        assert not router.workers
+        assert not router.remove_worker("a")
+        assert worker._nursery is None
+
+
+async def test_l5_an_idle_worker_is_removed_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(named("a", "m"), named("b", "n")) as router:
+        assert router.remove_worker("a")
+
+        assert [w["name"] for w in router.status()["workers"]] == ["b"]
+        await trio.sleep(10)
+
+
+async def test_l5_what_outlives_the_drains_deadline_is_cut(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", hangs(Head(), Say(("a",))))
+    receiver = Recorder()
+    async with opened(worker) as router:
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, router, receiver)
+            await wait_all_tasks_blocked()
+            assert router.drain("a", within_s=7)
+
+        assert trio.current_time() - start == pytest.approx(7.0)
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.DRAINED
+
+
+async def test_l5_undraining_takes_the_deadline_back(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("x", every=20.0))
+    receiver = Recorder()
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, receiver)
+        await wait_all_tasks_blocked()
+        router.remove_worker("a", within_s=7)
+        router.undrain("a")
+
+    assert receiver.text == "x"
