@@ -194,8 +194,10 @@ async def test_d2_a_bad_file_ends_with_2_and_every_fault(tmp_path: Path) -> None
     assert sorted(done.stderr.decode().splitlines()) == [
         f"fencepost: {path}: server.drain_ms: needs a whole number of ms, got a string",
         f"fencepost: {path}: worker[0].slot: unknown key, did you mean slots?",
-        f"fencepost: {path}: worker[0].url: is missing:"
-        " give url, or command and port, or agent",
+        (
+            f"fencepost: {path}: worker[0].url: is missing:"
+            " give url, or command and port, or agent"
+        ),
     ]
 
 
