@@ -164,6 +164,8 @@ class Keeper:
             self._check = trio.Event()
             asked_at = trio.current_time()
             probe = await self._probe()
+            if self._removed():
+                return
             self._learn(probe, asked_at)
             self.last_probe = probe
             state = self._state()
@@ -296,6 +298,11 @@ class Keeper:
         member = self._fleet.members.get(self.worker.id)
         return State.GONE if member is None else member.life.state
 
+    def _removed(self) -> bool:
+        """Say whether the worker was removed in the turn in which we woke, or
+        before we began: then we are cancelled, and find nothing in the fleet."""
+        return self.worker.id not in self._fleet.members
+
     # --- silence before the head -------------------------------------------
 
     async def _poll(self) -> None:
@@ -319,6 +326,8 @@ class Keeper:
                         alive = await self.worker.alive()
             if not self.worker.settles_by_probe:
                 alive = bool(alive)
+            if self._removed():
+                return
             member = self._fleet.members[self.worker.id]
             # By now a head may have come, a client may have gone, and who began
             # while nothing was answered has seen that silence too.
@@ -343,6 +352,8 @@ class Keeper:
 
     async def _settle_permits(self) -> None:
         """Give permits back when their slots are free again (S3)."""
+        if self._removed():
+            return
         member = self._fleet.members[self.worker.id]
         gap = SETTLE_GAP_S[0]
         while True:
@@ -363,6 +374,8 @@ class Keeper:
             if self.worker.settles_by_probe:
                 with trio.move_on_after(max(self._poll_s, gap)):
                     view = await self.worker.slot_view()
+            if self._removed():
+                return
             self._told_slots = self._told_slots or view is not None
             self._judge_settling(view, asked_at)
 

@@ -684,3 +684,20 @@ async def test_w3_a_change_of_state_starts_its_time_again(
         assert receiver.fault is not None
         assert receiver.fault.kind is FaultKind.STALLED
         assert trio.current_time() - last == pytest.approx(10.0, abs=0.5001)
+
+
+async def test_l5_a_worker_that_is_removed_as_soon_as_it_is_taken_in_leaves_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(ScriptedWorker("a", answers("ok"))) as router:
+        for turns in range(8):
+            more = ScriptedWorker("more", answers("ok"))
+            await router.add_worker(more)
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            assert router.remove_worker("more")
+            await trio.sleep(5)
+
+            assert list(router.workers) == ["a"]
+            assert more.sources == []
+        assert router.ready
