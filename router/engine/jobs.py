@@ -11,126 +11,23 @@ from typing import Final, NoReturn, Protocol
 import attrs
 import trio
 
-from router.assignment import Phase
 from router.engine.flight import Flight
-from router.engine.queue import CompletionReceiver, ToolCall, put_together
-from router.errors import Fault, FaultKind, LocalError, RequestFailed, RouterError
+from router.engine.results import (
+    JobReceiver,
+    JobResult,
+    JobStatus,
+    JobUnknown,
+    last_status,
+    result_of,
+    status_of,
+)
+from router.errors import Fault, FaultKind, LocalError, RequestFailed
 from router.ids import RequestId, WorkerId
-from router.messages import Delta, FinishReason, Job, Signal, Usage
+from router.messages import Job
 from router.ports import Receiver
-from router.words import Word
 
 STOPPED: Final = Fault(FaultKind.SHUTTING_DOWN, "The router is not running.")
 _BUG: Final = Fault(FaultKind.INTERNAL, "The router failed on this job.")
-
-
-class JobState(Word):
-    """Where a job is; the last three are for good."""
-
-    #: It waits for a worker's slot, or for its next attempt.
-    QUEUED = "queued"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_ENDS: Final = {
-    "completed": JobState.COMPLETED,
-    "failed": JobState.FAILED,
-    "cancelled": JobState.CANCELLED,
-}
-_WAITS: Final = frozenset({Phase.RECEIVED, Phase.QUEUED})
-
-
-class JobUnknown(RouterError):
-    """There is no such job: never submitted here, or taken, or released."""
-
-    def __init__(self, job: str) -> None:
-        """Name the *job*."""
-        super().__init__(f"no job {job}: it was taken or released, or never was")
-        self.job = job
-
-
-@attrs.frozen
-class JobStatus:
-    """One job at one moment."""
-
-    id: RequestId
-    state: JobState
-    phase: str
-    """Finer than the state: a phase of A1, or of its connection."""
-    worker: WorkerId | None
-    """Where it is or was last; None: nowhere yet."""
-    attempts: int
-    deltas: int
-    """Pieces of output so far, those of attempts that were lost included."""
-    age_s: float
-    """Seconds since it was submitted; of an ended job, until its end."""
-    reason: str | None
-    """Why it failed, of the stable words of J7; None: it did not."""
-    signals: tuple[Signal, ...]
-    """What was said out of band so far, in order (J5)."""
-
-
-@attrs.frozen
-class JobResult:
-    """What became of one job; of a failed one, all that there was."""
-
-    id: RequestId
-    state: JobState
-    """COMPLETED, FAILED or CANCELLED."""
-    text: str
-    """Of an embeddings job, its whole JSON document."""
-    reasoning: str
-    refusal: str
-    """What the model said instead of an answer, where its engine tells it apart."""
-    tool_calls: tuple[ToolCall, ...]
-    """In order; of a failed job the last may be cut short."""
-    finish_reason: FinishReason | None
-    """None: the answer is not whole (F7)."""
-    usage: Usage | None
-    """None: the engine did not say, or the router ended the answer."""
-    signals: tuple[Signal, ...]
-    """What was said out of band, in order (J5)."""
-    reason: str | None
-    """Why it failed, of the stable words of J7; None: it did not."""
-    message: str | None
-    """The same for people; None: it did not fail."""
-    fault: Fault | None
-    """The same in full; None: it did not fail."""
-    unsupported: tuple[str, ...]
-    """Sampling parameters that the engine lacks: it answered without (J3)."""
-    worker: WorkerId | None
-    """Where it was last; None: nowhere."""
-    attempts: int
-    total_s: float
-    """Seconds from submission to the end."""
-
-    @property
-    def ok(self) -> bool:
-        """Say whether the answer is whole."""
-        return self.state is JobState.COMPLETED
-
-
-class JobReceiver(CompletionReceiver):
-    """Gathers a whole answer, and what there was of one that failed."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        super().__init__()
-        self._before: list[Delta] = []
-
-    def restart(self) -> None:
-        """See ``ports.Receiver``. What the last attempt said is kept aside: it
-        may be all there will be."""
-        if self._deltas:
-            self._before, self._deltas = self._deltas, []
-
-    def said(self, *, whole: bool) -> list[Delta]:
-        """Give the deltas of the answer, or the last that came of one that
-        failed."""
-        return self._deltas if whole else self._deltas or self._before
 
 
 class Shell(Protocol):
@@ -214,7 +111,7 @@ class Jobs:
         """
         entry = self._find(job)
         if entry.flight is not None:
-            return _status(entry.flight, trio.current_time())
+            return status_of(entry.flight, trio.current_time())
         if entry.status is None:
             raise LocalError(f"{job} has neither a flight nor a result")
         return entry.status
@@ -244,7 +141,7 @@ class Jobs:
 
     def put_back(self, result: JobResult) -> None:
         """Keep a result again that was taken and did not arrive."""
-        entry = _Entry(None, None, status=_status_of(result), result=result)
+        entry = _Entry(None, None, status=last_status(result), result=result)
         entry.ended.set()
         self._entries[result.id] = entry
         self._keep(result.id)
@@ -279,44 +176,15 @@ class Jobs:
         if receiver is None:
             raise LocalError(f"{flight.request} ended twice")
         if flight.request in self._entries:
-            entry.result = result = self._result(flight, receiver, bug)
+            now = trio.current_time()
+            lacks = self._router.unsupported(flight.job, receiver.worker)
+            entry.result = result = result_of(flight, receiver, bug, lacks, now)
             entry.status = attrs.evolve(
-                _status(flight, trio.current_time()),
-                state=result.state,
-                reason=result.reason,
+                status_of(flight, now), state=result.state, reason=result.reason
             )
             self._keep(flight.request)
         entry.flight = entry.receiver = None
         entry.ended.set()
-
-    def _result(
-        self, flight: Flight, receiver: JobReceiver, bug: Fault | None
-    ) -> JobResult:
-        finished = receiver.finished
-        fault = bug or flight.fault
-        state = JobState.FAILED if bug else _state(flight)
-        if state is JobState.CANCELLED and fault is None:
-            fault = Fault(FaultKind.CANCELLED, "The job was cancelled.")
-        whole = state is JobState.COMPLETED
-        said = put_together(receiver.said(whole=whole))
-        return JobResult(
-            id=flight.request,
-            state=state,
-            text=said.text,
-            reasoning=said.reasoning,
-            refusal=said.refusal,
-            tool_calls=said.tool_calls,
-            finish_reason=finished.reason if whole and finished else None,
-            usage=finished.usage if whole and finished else None,
-            signals=flight.signals,
-            reason=None if fault is None else fault.row.reason,
-            message=None if fault is None else fault.message,
-            fault=fault,
-            unsupported=self._router.unsupported(flight.job, receiver.worker),
-            worker=receiver.worker,
-            attempts=len(flight.attempts.trail),
-            total_s=(flight.ended_at or trio.current_time()) - flight.received_at,
-        )
 
     def _find(self, job: RequestId) -> _Entry:
         entry = self._entries.get(job)
@@ -352,39 +220,3 @@ class Jobs:
                     break
                 del self._ended[job]
                 del self._entries[job]
-
-
-def _state(flight: Flight) -> JobState:
-    if flight.outcome is not None:
-        return _ENDS[flight.outcome]
-    return JobState.QUEUED if flight.attempts.phase in _WAITS else JobState.RUNNING
-
-
-def _status(flight: Flight, now: float) -> JobStatus:
-    end = flight.ended_at
-    trail = flight.attempts.trail
-    return JobStatus(
-        id=flight.request,
-        state=_state(flight),
-        phase=flight.phase_name(),
-        worker=trail[-1].worker if trail else None,
-        attempts=len(trail),
-        deltas=flight.delta_count,
-        age_s=(now if end is None else end) - flight.received_at,
-        reason=None if flight.fault is None else flight.fault.row.reason,
-        signals=flight.signals,
-    )
-
-
-def _status_of(result: JobResult) -> JobStatus:
-    return JobStatus(
-        id=result.id,
-        state=result.state,
-        phase=result.state.value,
-        worker=result.worker,
-        attempts=result.attempts,
-        deltas=0,
-        age_s=result.total_s,
-        reason=result.reason,
-        signals=result.signals,
-    )

@@ -29,7 +29,7 @@ from router.commands import (
     Settle,
 )
 from router.engine.flight import Flight, Limits
-from router.engine.jobs import JobResult, Jobs, JobStatus
+from router.engine.jobs import Jobs
 from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
 from router.engine.records import (
     Receipts,
@@ -37,6 +37,7 @@ from router.engine.records import (
     member_status,
     with_signals,
 )
+from router.engine.results import JobResult, JobStatus
 from router.engine.sieving import Sieving
 from router.errors import Fault, FaultKind, RequestFailed
 from router.fleet import Fleet
