@@ -484,15 +484,41 @@ async def test_s2_cancels_at_random_moments_leave_nothing_held(
 ) -> None:
     rng = random.Random(seed)
 
+    tool = {"type": "function", "function": {"name": "f"}}
+    texts = (
+        ("x", "y", "z"),
+        ('{"tool_calls": [{"name": ', '"f", "arguments": {', "}}]}"),
+        ('{"tool_calls": [', "and no call", ""),
+        ("over and over " * 9,) * 9,
+    )
+
     def script(_: AssignmentId, __: Job) -> Sequence[Step]:
         kind = rng.random()
         if kind < 0.2:
             return (Refuse(),)
         last = Fail(LOST) if kind < 0.5 else Finish()
-        said = [step for _ in range(3) for step in (Wait(rng.random()), Say(("x",)))]
+        what = Kind.REASONING if rng.random() < 0.2 else Kind.TEXT
+        said = [
+            step
+            for text in rng.choice(texts)
+            for step in (Wait(rng.random()), Say((text,), what))
+        ]
         return (Wait(rng.random()), Head(), *said, last)
 
-    async with opened(script, script, slots=3, settle_s=0.5) as (router, _):
+    settings = Settings(
+        models={
+            "m": ModelSettings(
+                bios='{tools} {"tool_calls": [{"name": "f", "arguments": {}}]}',
+                thinking_max_tokens=2,
+                loop_repeats_max=20,
+            )
+        }
+    )
+    asked = attrs.evolve(JOB, extras={"tools": [tool]})
+    async with opened(script, script, settings=settings, slots=3, settle_s=0.5) as (
+        router,
+        _,
+    ):
         live: list[RequestId] = []
         ended = 0
         for _ in range(150):
@@ -504,7 +530,7 @@ async def test_s2_cancels_at_random_moments_leave_nothing_held(
                     ended += 1
                 await trio.sleep_forever()
             try:
-                live.append(router.submit(JOB))
+                live.append(router.submit(rng.choice((JOB, asked))))
             except RequestFailed:
                 continue
             if rng.random() < 0.5:

@@ -37,6 +37,7 @@ from workers.scripted import (
     Script,
     ScriptedWorker,
     Step,
+    Stubborn,
     Wait,
     answers,
     hangs,
@@ -168,6 +169,50 @@ async def test_j4_nothing_is_committed_while_all_is_held(
         assert receiver.text == "fine"
         assert receiver.routes == [("w0", 1), ("w1", 2)]
         assert receiver.finished is not None
+
+
+async def test_f5_a_gap_while_all_is_held_fails_over(
+    autojump_clock: MockClock,
+) -> None:
+    """The fence judges what the worker stamped, in front of the sieve."""
+    receiver = Recorder()
+    skips = (Head(), Say((CALL[:9],)), Say((CALL[10:],), skip=1), Wait(99))
+    async with opened(skips, said(CALL), settings=told()) as (router, _):
+        await serve(router, receiver)
+
+        assert calls(receiver) == [("f", '{"a": 1}')]
+        assert receiver.routes == [("w0", 1), ("w1", 2)]
+        assert at_rest(router)
+
+
+async def test_f3_repeats_do_not_reach_the_sieve(autojump_clock: MockClock) -> None:
+    receiver = Recorder()
+    steps = (
+        Head(),
+        Say((CALL[:9], CALL[9:20])),
+        Say((CALL[9:20], CALL[20:]), repeat=1),
+        Finish(),
+    )
+    async with opened(steps, settings=told()) as (router, _):
+        await serve(router, receiver)
+
+    assert calls(receiver) == [("f", '{"a": 1}')]
+    assert receiver.finished is not None
+
+
+async def test_f4_nothing_comes_through_a_sieve_after_its_end(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    ask = exit_call("needs_manager_decision", "{}")
+    late = (Head(), Stubborn(), ask, Say(("late",)), Finish())
+    settings = limited(exit_tools=("NEEDS_MANAGER_DECISION",))
+    async with opened(late, settings=settings) as (router, _):
+        await serve(router, receiver)
+        await trio.sleep(1)
+
+        assert receiver.text == ""
+        assert router.tally.verdicts["late"] == 2
 
 
 async def test_a5_text_that_went_through_is_committed(
