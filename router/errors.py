@@ -164,7 +164,7 @@ FAULTS: Final[Mapping[FaultKind, FaultRow]] = {
         "no_worker", 503, "no_worker_available", moves=True, anthropic_type=_OVERLOADED
     ),
     FaultKind.CONTEXT_LENGTH: _row(
-        "unknown_error",
+        "rejected",
         400,
         "context_length_exceeded",
         moves=True,
@@ -173,7 +173,7 @@ FAULTS: Final[Mapping[FaultKind, FaultRow]] = {
         anthropic_type=_INVALID,
     ),
     FaultKind.REJECTED: _row(
-        "unknown_error",
+        "rejected",
         400,
         None,
         retry=False,
@@ -241,7 +241,7 @@ FAULTS: Final[Mapping[FaultKind, FaultRow]] = {
         "no_worker", 503, "no_worker_available", anthropic_type=_OVERLOADED
     ),
     FaultKind.MODEL_NOT_FOUND: _row(
-        "no_worker",
+        "rejected",
         404,
         "model_not_found",
         retry=False,

@@ -58,7 +58,7 @@ async def test_j1_jobs_are_handed_in_shown_and_taken() -> None:
     assert await run("jobs.py") == [
         *shown,
         *(f"{river}: {answered}" for river in ("Elbe", "Loire", "Po")),
-        "refused: no_worker",
+        "refused: rejected",
     ]
 
 

@@ -253,6 +253,7 @@ def test_j7_the_reasons_are_these_and_no_others() -> None:
         "no_worker",
         "queue_full",
         "unknown_error",
+        "rejected",
     }
 
 
