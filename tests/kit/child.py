@@ -56,6 +56,8 @@ class Answers(BaseHTTPRequestHandler):
         for place in range(int(number or 3)):
             if said == "die" and place == int(number) - 1:
                 self._die()
+            if said == "drip":
+                time.sleep(0.05)
             if said == "cut" and place == int(number) - 1:
                 self.close_connection = True
                 return

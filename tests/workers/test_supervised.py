@@ -126,6 +126,29 @@ async def test_l8_a_death_ends_its_streams_with_its_last_words() -> None:
         assert (await router.complete(job("say 2"))).text == "0 1 "
 
 
+async def test_b106_a_crash_ends_no_stream_of_another_server() -> None:
+    """Also nothing of theirs comes late for it."""
+    dies, lives = child_settings(name="dies"), child_settings(name="lives", slots=3)
+    async with opened(lives, dies) as router:
+        await ready(router, 2)
+        router.drain("dies")
+        whole: list[str] = []
+
+        async def read() -> None:
+            whole.append((await router.complete(job("drip 30"))).text)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read)
+            await trio.sleep(0.5)
+            assert shown(router, "lives")["in_flight"] == 3
+            os.kill(shown(router, "dies")["process"]["pid"], signal.SIGKILL)
+
+        assert whole == ["".join(f"{n} " for n in range(30))] * 3
+        assert router.tally.failovers == {}
+        assert shown(router, "lives")["process"]["restarts"] == 0
+
+
 async def test_l8_a_job_without_a_delta_moves_to_another_worker() -> None:
     workers = [child_settings(name=name) for name in ("a", "b")]
     async with opened(*workers) as router:
