@@ -51,7 +51,7 @@ async def open_router(
     settings = settings or Settings()
     router = Router(settings, rng or random.Random())  # noqa: S311 - jitter only
     everybody = (*settings.workers, *workers)
-    folder = await trio.to_thread.run_sync(_workers_folder, settings, everybody)
+    folder = await trio.to_thread.run_sync(_workers_folder, settings)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         send, receive = trio.open_memory_channel[Keeper](0)
@@ -88,18 +88,14 @@ async def _keep(hired: trio.MemoryReceiveChannel[Keeper]) -> None:
             nursery.start_soon(keeper.run, name=f"worker {keeper.worker.id}")
 
 
-def _workers_folder(
-    settings: Settings, workers: Sequence[str | WorkerSettings | Worker]
-) -> Path | None:
-    """Make the folder of workers that are run; end what is left over there.
+def _workers_folder(settings: Settings) -> Path | None:
+    """Say where workers that are run have their files; end what is left over there.
 
     Blocking: for a thread.
     """
     if settings.server.state_dir is None:
         return None
     folder = Path(settings.server.state_dir, "workers")
-    if any(isinstance(w, WorkerSettings) and w.command is not None for w in workers):
-        folder.mkdir(mode=0o700, exist_ok=True)
     for left in sweep(folder):
         log.warning("ended what a router that is gone had left: %s", left)
     return folder
@@ -134,6 +130,8 @@ def _hire(
 
 
 def _run(router: Router, worker: WorkerSettings, folder: Path | None) -> Keeper:
+    if folder is not None:
+        folder.mkdir(mode=0o700, exist_ok=True)
     adapter = SupervisedWorker(
         worker,
         router.settings.waits,

@@ -382,6 +382,24 @@ async def test_e1_two_routers_of_one_program_know_nothing_of_each_other(
         assert (await first.complete(job("say 1"))).text == "0 "
 
 
+async def test_l5_a_worker_that_is_run_comes_and_goes_at_run_time(
+    tmp_path: Path,
+) -> None:
+    async with opened(child_settings(name="first"), state=tmp_path) as router:
+        await ready(router)
+        await router.add_worker(child_settings(name="second"))
+        await ready(router, 2)
+        pid = shown(router, "first")["process"]["pid"]
+
+        assert router.remove_worker("first")
+        assert await gone_after([pid], trio.current_time()) < 2.0
+
+        assert [w["name"] for w in router.status()["workers"]] == ["second"]
+        assert (await router.complete(job("say 1"))).text == "0 "
+        names = sorted(path.name for path in (tmp_path / "workers").iterdir())
+        assert names == ["first.log", "second.json", "second.log"]
+
+
 @pytest.mark.parametrize("content", ["vanish", "share"])
 async def test_l8_a_worker_alone_tells_a_death_too_whoever_holds_the_sockets(
     content: str,
