@@ -224,6 +224,7 @@ class RemoteSource:
             batch: list[Delta] = []
             while held and len(batch) < RESUME_BATCH and isinstance(held[0], Delta):
                 batch.append(held.popleft())  # type: ignore[arg-type]
+            self.count = batch[-1].index + 1
             self.deliver(self.assignment, batch)
         if self.spent >= self.refill_at:
             self.refill()
@@ -408,7 +409,7 @@ class RemoteSource:
         if (kind is Kind.TOOL_CALL) is (part is None):
             self.fail(Fault(FaultKind.PROTOCOL, "The worker sent half a tool call."))
             return
-        self.count = max(self.count, rich.index + 1)
+        self.count = rich.index + 1
         delta = Delta(self.assignment, rich.index, kind, text, part, rich.logprobs)
         self.deliver(self.assignment, [delta])
 

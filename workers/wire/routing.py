@@ -294,7 +294,6 @@ class RouterEnd:
             source.spent += DELTA_COST + (
                 len(text) if text.isascii() else len(text.encode())
             )
-            source.count = index + 1
             whole = source.joined(text) if source.pieces else text
             deltas = [Delta(source.assignment, index, kinds[kind], whole)]
         if source is not None:
@@ -310,7 +309,6 @@ class RouterEnd:
     ) -> None:
         """Add one more delta to those of *source* that go together."""
         source.spent += DELTA_COST + len(text.encode())
-        source.count = index + 1
         whole = source.joined(text) if source.pieces else text
         deltas.append(Delta(source.assignment, index, kind, whole))
 
@@ -321,6 +319,9 @@ class RouterEnd:
                 source.phase is _STREAMING and not source.paused
             ) or source.begin_deltas(deltas, now):
                 source.last_byte_at = now
+                # Counted where they are handed over, not where they came: an end
+                # that was held counts those before it (F7).
+                source.count = deltas[-1].index + 1
                 source.deliver(source.assignment, deltas)
             if source.spent >= source.refill_at:
                 source.refill()
