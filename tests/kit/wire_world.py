@@ -24,7 +24,13 @@ from tests.kit.delivery import JOB
 from tests.kit.wire import drain, open_reader
 from workers.wire.attempt import RemoteSource
 from workers.wire.faults import Decline
-from workers.wire.frames import AGENT_SENDS, ROUTER_SENDS, Message, Observation
+from workers.wire.frames import (
+    AGENT_SENDS,
+    ROUTER_SENDS,
+    Cancel,
+    Message,
+    Observation,
+)
 from workers.wire.hosting import AgentEnd, Memory, Refusal
 from workers.wire.inbound import Inbound, State
 from workers.wire.routing import RouterEnd
@@ -443,6 +449,9 @@ class World:
             self.trace.append(f"{self.now} {way} {type(message).__name__}")
             if way == "to_agent" and session.agent is not None:
                 session.agent_end.take(message)
+                if isinstance(message, Cancel):
+                    left = session.agent_end.inbounds
+                    assert message.stream not in left, "it works for nobody"
             elif way == "to_router" and session.router is not None:
                 _take(session.router_end, message, float(self.now))
 
@@ -541,6 +550,12 @@ class World:
         """Hold at every tick: F1, F8, S1, and no success without its end."""
         for agent in self.agents:
             assert agent.most <= agent.slots, "S1: a slot too many"
+            at_wire = {
+                inbound
+                for session in agent.sessions
+                for inbound in session.agent_end.inbounds.values()
+            }
+            assert set(agent.running) <= at_wire, "it works for nobody"
         for key, times in self.begun.items():
             assert times == 1, f"F8: {key} was begun {times} times"
         for router in self.routers:
@@ -553,7 +568,10 @@ class World:
             assert not agent.running, "an orphan"
         for session in self.sessions:
             assert not session.router_end.sources
-            assert not session.agent_end.inbounds, "an orphan at the wire"
+            # An offer that came behind its cancel waits for parts that came before
+            # it: it holds no slot, and goes with the connection.
+            left = session.agent_end.inbounds.values()
+            assert all(i.state is State.GATHERING for i in left), "an orphan"
 
 
 def check_client(flight: Flight, length: int) -> None:

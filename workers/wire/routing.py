@@ -17,6 +17,7 @@ from workers.wire.frames import (
     DELTA_COST,
     PART_MAX,
     WINDOW,
+    Accepted,
     Bye,
     Cancel,
     Counted,
@@ -244,6 +245,9 @@ class RouterEnd:
                 self._counts.pop(number).told(None)
             else:
                 self.late += 1
+                if isinstance(message, Accepted):
+                    # Whatever became of our word, it must not work for nobody.
+                    self.put(Cancel(number))
         elif isinstance(message, Observation):
             if message.epoch != self._epoch:
                 raise WireError(Reason.OUT_OF_ORDER, "an observation of another epoch")

@@ -245,6 +245,8 @@ def test_f4_what_comes_for_an_attempt_that_is_over_is_counted_and_dropped() -> N
 
     assert delivery.calls == said
     assert desk.end.late == 4
+    # What was accepted for nobody is sent away.
+    assert desk.sent() == [Cancel(99)]
 
 
 @pytest.mark.parametrize(
