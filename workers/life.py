@@ -7,6 +7,7 @@ the tree. No failure of the server's, nor of this machine's, is an exception (B1
 """
 
 import errno
+import math
 import os
 import signal
 import sys
@@ -26,8 +27,10 @@ from workers.spoken import Pipe, Spoken
 SHIM: Final = Path(__file__).with_name("shim.py")
 #: Seconds beyond its grace that the shim has to see the end of it all.
 LAST_S: Final = 3.0
-#: Seconds between two looks at who belongs to the tree: at first, and at most.
-RECORD_S: Final = (0.25, 5.0)
+#: Seconds between two looks at who belongs to the tree: at first, and at most;
+#: and while its CPU time is counted.
+RECORD_S: Final = (0.25, 30.0)
+TREE_S: Final = 2.0
 #: Characters of its last line that a cause repeats.
 WORDS_MAX: Final = 300
 _NO_ROOM: Final = frozenset(
@@ -104,6 +107,8 @@ class Life:
         self._on_end = on_end
         self._ends: _Ends | None = None
         self._known: tuple[Identity, ...] = ()
+        self._numbers: list[int] = []
+        self._looked_at = -math.inf
         self._grace_s = plan.stop_grace_s
         # Without a deadline until it is to end: `_stop` sets one.
         self._shielded = trio.CancelScope(shield=True)
@@ -131,10 +136,22 @@ class Life:
         if self.stopping:
             self._stop()
 
-    def tree(self) -> dict[int, proc.Stat]:
-        """Give its processes now, the shim left out. Blocking: for a thread."""
+    def tree(self) -> list[int]:
+        """Number its processes now, the shim left out. Blocking: for a thread."""
         root = self.root
-        return {} if root is None else proc.tree(root)
+        return [] if root is None else list(proc.tree(root))
+
+    def ticks(self, now: float) -> dict[int, int]:
+        """Give the CPU time that each of its processes has used (W10).
+
+        Blocking: for a thread. Who belongs to it is looked up now and then only:
+        that takes a look at every process of the machine.
+        """
+        if now - self._looked_at > TREE_S:
+            self._looked_at = now
+            self._numbers = self.tree()
+        stats = ((pid, proc.stat_of(pid)) for pid in self._numbers)
+        return {pid: stat.ticks for pid, stat in stats if stat is not None}
 
     def _stop(self) -> None:
         """Have the shim end it all; at once where there is no grace."""
@@ -147,6 +164,9 @@ class Life:
                 return  # the shim is gone, and has left nothing to end
 
     async def _serve(self, over: trio.Event) -> None:
+        if self.stopping:
+            over.set()
+            return
         with self._shielded, ExitStack() as ours:
             self._spoken.begin()
             ours.callback(self._spoken.end)

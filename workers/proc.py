@@ -57,7 +57,12 @@ def parse_stat(line: bytes) -> Stat:
 def stat_of(pid: int) -> Stat | None:
     """Read one process; None: there is none."""
     try:
-        return parse_stat((PROC / str(pid) / "stat").read_bytes())
+        # By hand: half the time of a Path, and there may be thousands.
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return parse_stat(os.read(descriptor, 4096))
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError):
         return None
 

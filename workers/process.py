@@ -17,7 +17,6 @@ from router.words import Word
 from workers.leftovers import Record
 from workers.life import Life, Plan
 from workers.portcheck import why_taken
-from workers.proc import Stat
 from workers.restarts import Restarts
 from workers.spoken import Spoken
 
@@ -64,6 +63,7 @@ class ServerProcess:
         self.cause = ""
         #: The present life, or the last one; None before the first.
         self.life: Life | None = None
+        self.starts = 0
         self._restarts = Restarts(plan.max_restarts, plan.restart_window_s)
         name = quote(plan.name, safe="")
         self._spoken = Spoken(
@@ -71,7 +71,7 @@ class ServerProcess:
         )
         self._record = None if folder is None else Record(folder, name)
         self._on_change = on_change
-        #: Called at each start but the first.
+        #: Called for each restart that is counted.
         self.on_restart: Callable[[], None] = lambda: None
         self._again_at = math.inf
         self._retry = trio.Event()
@@ -122,9 +122,10 @@ class ServerProcess:
         """It was asked to end, for good."""
         return self.life is not None and self.life.stopping
 
-    def tree(self) -> dict[int, Stat]:
-        """Give its processes now. Blocking: for a thread."""
-        return {} if self.life is None else self.life.tree()
+    def ticks(self, now: float) -> dict[int, int]:
+        """Give the CPU time of each of its processes. Blocking: for a thread."""
+        life = self.life
+        return {} if life is None else life.ticks(now)
 
     # ---- its task ----
 
@@ -132,8 +133,7 @@ class ServerProcess:
         """Keep it running. Returns only when cancelled, and it is gone then."""
         while True:
             await self._await_port()
-            if self.life is not None:
-                self.on_restart()
+            self.starts += 1
             self.life = life = Life(
                 self.plan,
                 self._spoken,
@@ -182,6 +182,7 @@ class ServerProcess:
         if pause is not None:
             log.warning("worker %s: %s; starts again in %g s", name, cause, pause)
             self._again_at = trio.current_time() + pause
+            self.on_restart()
             self._change(Stage.RESTARTING, cause)
             await self._pause(pause)
             self._again_at = math.inf

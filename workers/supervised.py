@@ -195,9 +195,8 @@ class SupervisedWorker(DirectWorker):
 
     async def _feel(self, *, asked: bool) -> None:
         """Count the CPU time of its processes; what a question took is left out."""
-        tree = await trio.to_thread.run_sync(self.process.tree)
-        ticks = {pid: stat.ticks for pid, stat in tree.items()}
         now = trio.current_time()
+        ticks = await trio.to_thread.run_sync(self.process.ticks, now)
         if asked:
             self._pulse.leave_out(now, ticks)
         else:
@@ -215,7 +214,7 @@ class SupervisedWorker(DirectWorker):
     def _known(self) -> Probe:
         """Say what is known without asking."""
         process = self.process
-        again = "restarting" if process.life is not None else None
+        again = "restarting" if process.starts > 1 else None
         cause = process.cause
         match process.stage:
             case Stage.FAILED:
@@ -233,7 +232,10 @@ class SupervisedWorker(DirectWorker):
                 return Probe(ProbeResult.STARTING, cause or "it is being started")
             case Stage.RESTARTING:
                 return Probe(
-                    ProbeResult.STARTING, cause, reason=again, died=self._words()
+                    ProbeResult.STARTING,
+                    cause,
+                    reason="restarting",
+                    died=self._words(),
                 )
 
     def _foreign(self, life: Life, who: str) -> Probe:

@@ -95,8 +95,10 @@ async def test_l2_a_server_that_listens_late_is_waited_for() -> None:
     async with opened(child_settings("slow")) as router:
         with pytest.raises(RequestFailed, match="coming up"):
             await router.complete(job("say 1"))
-        one = shown(router)
+        one = await when(router, lambda one: one["process"]["pid"] is not None)
         assert (one["state"], one["reason"]) == ("starting", "WORKER_NOT_READY")
+        pid = one["process"]["pid"]
+        assert one["detail"] == f"pid {pid} runs and is not ready yet"
         await ready(router)
 
         assert (await router.complete(job("say 1"))).text == "0 "
