@@ -102,7 +102,9 @@ class ServerProcess:
     def retry(self) -> None:
         """Wait no longer, and forget past crashes. Not a checkpoint."""
         self._restarts.forgive()
+        # Whoever waits now; what comes later has its own wait.
         self._retry.set()
+        self._retry = trio.Event()
 
     def hurry(self) -> None:
         """Give it no more time to end by itself. Not a checkpoint."""
@@ -192,13 +194,11 @@ class ServerProcess:
         log.error("worker %s: %s", name, why)
         self._change(Stage.FAILED, why)
         await self._retry.wait()
-        self._retry = trio.Event()
         self._change(Stage.RESTARTING, cause)
 
     async def _pause(self, seconds: float) -> None:
         with trio.move_on_after(seconds):
             await self._retry.wait()
-        self._retry = trio.Event()
 
     def _ended(self, cause: str) -> None:
         self._change(Stage.RESTARTING, cause)

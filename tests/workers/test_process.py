@@ -430,6 +430,19 @@ async def test_l8_an_operator_shortens_the_wait_before_a_restart() -> None:
         assert one.process.status()["restarts"] == 3
 
 
+async def test_l8_a_retry_of_a_server_that_is_up_is_not_saved_for_later() -> None:
+    async with kept(plan(SLEEPS, max_restarts=0)) as one:
+        pid = await one.up()
+        await one.said("here")
+        one.process.retry()
+
+        os.kill(pid, signal.SIGKILL)
+        await one.stage(Stage.FAILED)
+
+        await trio.sleep(0.5)
+        assert one.process.stage is Stage.FAILED
+
+
 async def test_b105_a_killed_server_is_reaped_and_started_again() -> None:
     async with kept(plan(SLEEPS)) as one:
         pid = await one.up()
