@@ -195,6 +195,7 @@ class RemoteWorker:
         source = route.end.offer(assignment, job, delivery, self._waiting(job.target))
         if not route.link.flush():
             route.link.ring()
+        source.opening = False
         return source
 
     async def run(self) -> NoReturn:

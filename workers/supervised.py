@@ -112,6 +112,7 @@ class SupervisedWorker(DirectWorker):
         self._pulse = Pulse()
         #: Its present life has been ready.
         self._answered = False
+        self._started_at: float | None = None
         #: It is our process that listens, as far as the kernel tells.
         self._proven = False
         #: (when to give up, whom, with what), earliest first.
@@ -173,11 +174,13 @@ class SupervisedWorker(DirectWorker):
         if probe.discovery is None:
             coming = self._answered or self._proven
             return probe if coming else self._known()
-        self._answered = True
-        if probe.discovery.started_at is None and life.pid is not None:
-            found = attrs.evolve(probe.discovery, started_at=proc.started_at(life.pid))
-            return attrs.evolve(probe, discovery=found)
-        return probe
+        if not self._answered and life.pid is not None:
+            self._answered = True
+            self._started_at = proc.started_at(life.pid)
+        # Ours, whatever the engine says: its own end is what we see, and a clock
+        # that is set or a metric that is missing once must look like no restart.
+        found = attrs.evolve(probe.discovery, started_at=self._started_at)
+        return attrs.evolve(probe, discovery=found)
 
     async def slot_view(self) -> SlotView | None:
         """Ask the engine about its slots; see what its processes do. A checkpoint."""

@@ -1,10 +1,12 @@
 """One suite for every kind of worker: what ``ports.Worker`` promises (T3).
 
 A scenario is a list of the scripted worker's steps. The scripted worker plays
-it itself; for the direct worker a fake engine plays it over real sockets.
+it itself; for the direct worker a fake engine plays it over real sockets; for the
+remote one the same engine stands behind a real agent.
 """
 
 import json
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -16,11 +18,16 @@ import trio.testing
 from router.errors import Fault, FaultKind, WorkerFailed
 from router.messages import Finished, FinishReason, ProbeResult, Usage
 from router.ports import Source, SourcePhase, Worker
-from router.settings import WaitSettings, WorkerSettings
+from router.settings import AgentsSettings, WaitSettings, WorkerSettings
+from router.tally import Tally
+from tests.kit.agents import RunningAgent, open_agent
 from tests.kit.delivery import JOB, RecordingDelivery, assignment, served
+from tests.kit.edge import until
 from tests.kit.engine import FakeEngine, open_engine
 from tests.kit.exchange import Exchange
+from workers.access import router_access, site_of
 from workers.direct import DirectWorker
+from workers.remote import RemoteWorker
 from workers.scripted import (
     Fail,
     Finish,
@@ -71,6 +78,29 @@ class DirectStage:
             connection.reset()
 
 
+class RemoteStage:
+    def __init__(self, agent: RunningAgent) -> None:
+        self.agent = agent
+        settings = AgentsSettings()
+        worker = RemoteWorker(
+            "w",
+            site_of(agent.address, secure=False),
+            router_access(settings, {}),
+            tally=Tally(),
+            report_bug=lambda _where, bug: pytest.fail(str(bug)),
+            rng=random.Random(1),
+        )
+        self.remote = worker
+        self.worker: Worker = worker
+
+    def lose(self) -> None:
+        self.agent.kill()
+
+    def is_met(self) -> bool:
+        route = self.remote.route
+        return route is not None and route.observation is not None
+
+
 async def perform(steps: Sequence[Step], x: Exchange) -> None:
     """Play *steps* as an engine would."""
     headed = False
@@ -115,6 +145,13 @@ async def stage(kind: str, *steps: Step) -> AsyncIterator[Stage]:
     async def script(x: Exchange) -> None:
         await perform(steps, x)
 
+    if kind == "remote":
+        async with open_agent(script, slots=8, kind="llama-server") as agent:
+            far = RemoteStage(agent)
+            async with served(far.worker):
+                await until(far.is_met)
+                yield far
+        return
     async with open_engine(script) as engine:
         acted = DirectStage(engine)
         async with served(acted.worker):
@@ -126,7 +163,7 @@ def send(worker: Worker, number: int = 1) -> tuple[Source, RecordingDelivery]:
     return worker.open(assignment(number), JOB, delivery), delivery
 
 
-each = pytest.mark.parametrize("kind", ["scripted", "direct"])
+each = pytest.mark.parametrize("kind", ["scripted", "direct", "remote"])
 
 
 @each
@@ -147,12 +184,14 @@ async def test_a_whole_answer_is_accepted_stamped_and_finished_once(kind: str) -
 
 
 @each
-async def test_a_decline_is_a_fault_and_no_acceptance(kind: str) -> None:
+async def test_a_decline_is_a_fault_and_an_engine_accepts_nothing_by_it(kind: str) -> None:
     async with stage(kind, BUSY) as s:
         source, delivery = send(s.worker)
 
         assert (await delivery.fault()).kind is FaultKind.DECLINED
-        assert delivery.names == ["failed"]
+        # An agent has accepted the job before its engine declines it.
+        accepted = ["accepted"] if kind == "remote" else []
+        assert delivery.names == [*accepted, "failed"]
         assert source.phase is SourcePhase.CLOSED
 
 

@@ -79,7 +79,7 @@ async def open_agent(
     kind: str = "generic",
     name: str = "host",
     waits: WaitSettings = QUICK,
-    server: ServerSettings = ServerSettings(),
+    server: ServerSettings | None = None,
     settings: AgentSettings | None = None,
     routers: Sequence[int] = (),
     sock: socket.socket | None = None,
@@ -112,7 +112,12 @@ async def open_agent(
         own = attrs.evolve(settings or AgentSettings(), name=name)
         router = await stack.enter_async_context(
             open_router(
-                Settings(server=server, waits=waits, workers=workers, agent=own)
+                Settings(
+                    server=server or ServerSettings(),
+                    waits=waits,
+                    workers=workers,
+                    agent=own,
+                )
             )
         )
         with trio.fail_after(5):

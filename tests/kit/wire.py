@@ -85,6 +85,7 @@ class Desk:
     ) -> tuple[RemoteSource, RecordingDelivery]:
         delivery = RecordingDelivery()
         source = self.end.offer(assignment(number), job, delivery, waiting)
+        source.opening = False
         return source, delivery
 
     def sent(self) -> list[Any]:

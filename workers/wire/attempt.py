@@ -158,6 +158,7 @@ class RemoteSource:
         "delivery",
         "last_byte_at",
         "number",
+        "opening",
         "paused",
         "phase",
         "pieces",
@@ -189,6 +190,8 @@ class RemoteSource:
         self.since = now
         self.last_byte_at = now
         self.paused = False
+        #: Whoever opens it is not called back.
+        self.opening = True
         self.said: WaitState | None = None
         self.reason: FinishReason | None = None
         #: Deltas that came: one more than the last one's index.
@@ -274,7 +277,8 @@ class RemoteSource:
         phase = TRANSITIONS[self.phase].get(Event.WRITTEN)
         if phase is not None and phase is not self.phase:
             self._enter(phase, self.last_byte_at)
-            self.delivery.progress(self.assignment)
+            if not self.opening:
+                self.delivery.progress(self.assignment)
 
     # ---- its end's calls ----
 
