@@ -84,6 +84,9 @@ async def test_l6_a_command_is_a_worker() -> None:
         assert one["process"]["stage"] == "up"
         assert one["process"]["restarts"] == 0
         pid = one["process"]["pid"]
+        # L9: a generic engine does not say when it was started; the kernel does.
+        (member,) = router.fleet.members.values()
+        assert member.started_at == proc.started_at(pid)
         start = trio.current_time()
 
     # E1: leaving the block leaves no child.
