@@ -48,7 +48,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 fast: $(STAMP)
-	$(PYTEST) -q -m "not slow and not real and not deep"
+	$(PYTEST) -q -n auto -m "not slow and not real and not deep"
 
 # --no-build-isolation: the build's own setuptools is pinned in lock.txt too.
 $(STAMP): pyproject.toml requirements/lock.txt requirements/model.txt

@@ -64,12 +64,12 @@ def test_a4_what_is_not_the_workers_never_moves(kind: FaultKind) -> None:
     assert judge(trail(), fault) == (fault, False)
 
 
-@pytest.mark.parametrize("kind", UNCHARGED)
+@pytest.mark.parametrize("kind", sorted(UNCHARGED, key=lambda k: k.value))
 def test_a8_a_first_move_off_a_lost_worker_is_not_charged(kind: FaultKind) -> None:
     assert judge(trail(), Fault(kind, "x"), budget=False) == (None, False)
 
 
-@pytest.mark.parametrize("kind", UNCHARGED)
+@pytest.mark.parametrize("kind", sorted(UNCHARGED, key=lambda k: k.value))
 def test_a8_a_move_off_a_worker_that_was_no_longer_trusted_is_charged(
     kind: FaultKind,
 ) -> None:
