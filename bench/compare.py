@@ -42,6 +42,8 @@ class Shape:
     name: str
     connections: int
     stream: bool
+    pace_s: float = 0.0
+    """Seconds from one request of a connection to its next; 0: at once."""
 
     def cost(self, measured: Measured) -> float:
         """What the router paid for one delta, or for one request, in µs."""
@@ -57,6 +59,7 @@ SHAPES: Final = (
     Shape("512 streams", 512, stream=True),
     Shape("1024 streams", 1024, stream=True),
     Shape("small requests", 16, stream=False),
+    Shape("1000 requests/s", 16, stream=False, pace_s=0.016),
 )
 
 
@@ -68,6 +71,7 @@ def load(router: Started, shape: Shape, seconds: float) -> Measured:
         *("--connections", str(shape.connections)),
         *("--deltas", str(shape.deltas(seconds))),
         "--stream" if shape.stream else "--reply",
+        *("--pace", str(shape.pace_s)),
         *("--seconds", str(seconds), "--warm-up", str(_WARM_UP_S)),
     ]
     limit = _WARM_UP_S + seconds + 60
@@ -165,7 +169,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         if row.shape != shape:
             shape = row.shape
-            unit = "request" if shape == "small requests" else "delta"
+            unit = "delta" if "streams" in shape else "request"
             lines.append(
                 f"\n{shape:<16}{f'µs/{unit}':>11}{'low-high':>13}{'vs Rust':>8}"
                 f"{f'{unit}s/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'MiB':>7}{'errors':>8}"

@@ -4,13 +4,16 @@
 writes one JSON object: what came, and what CPU time the router's processes took
 for it. A *stream* load asks once per connection for an answer that outlasts the
 measurement, so that nothing but deltas is measured; a *reply* load asks for one
-small whole answer after the other, each connection in a closed loop.
+small whole answer after the other, each connection at once, or at a pace: at
+once a fast router meets busy peers, which cost it no wake-up, and a slow one
+pays for waking them; at a pace all do the same work.
 """
 
 import json
 import select
 import socket
 import time
+from collections import deque
 from typing import Final
 
 import attrs
@@ -66,7 +69,9 @@ class _Line:
 class _Load:
     """All client connections, on one epoll."""
 
-    def __init__(self, port: int, connections: int, deltas: int, stream: bool) -> None:
+    def __init__(
+        self, port: int, connections: int, deltas: int, stream: bool, pace_s: float
+    ) -> None:
         body = json.dumps(
             {
                 "model": "mock",
@@ -81,6 +86,9 @@ class _Load:
             % (len(body), body)
         )
         self.stream = stream
+        self.pace_s = pace_s
+        #: When each idle connection asks next, soonest first.
+        self.due: deque[tuple[float, _Line]] = deque()
         self.deltas = self.requests = self.errors = 0
         self.waits: list[float] = []
         self.lines: dict[int, _Line] = {}
@@ -98,8 +106,12 @@ class _Load:
         """Take what comes for so long."""
         end = time.perf_counter() + seconds
         while True:
-            left = end - time.perf_counter()
-            for number, _ in self.poll.poll(max(0.0, left), 1024):
+            now = time.perf_counter()
+            while self.due and self.due[0][0] <= now:
+                self._ask(self.due.popleft()[1])
+            left = end - now
+            wait = min(left, self.due[0][0] - now) if self.due else left
+            for number, _ in self.poll.poll(max(0.0, wait), 1024):
                 self._take(self.lines[number])
             if left <= 0:
                 return
@@ -133,7 +145,10 @@ class _Load:
                 if not line.got.startswith(b"HTTP/1.1 200"):
                     self.errors += 1
                 self.waits.append(time.perf_counter() - line.sent_at)
-                self._ask(line)
+                if self.pace_s:
+                    self.due.append((line.sent_at + self.pace_s, line))
+                else:
+                    self._ask(line)
 
     def measure(self, pid: int, seconds: float) -> Measured:
         """Count for so long what comes, and what process *pid* works for it."""
@@ -177,6 +192,7 @@ def _is_whole(got: bytes) -> bool:
 @click.option("--connections", type=int, required=True)
 @click.option("--deltas", type=int, required=True, help="Length of one answer.")
 @click.option("--stream/--reply", default=True)
+@click.option("--pace", default=0.0, help="Seconds from request to request.")
 @click.option("--warm-up", default=1.0, help="Seconds before the measurement.")
 @click.option("--seconds", default=4.0, help="Seconds of the measurement.")
 def main(
@@ -185,11 +201,12 @@ def main(
     connections: int,
     deltas: int,
     stream: bool,
+    pace: float,
     warm_up: float,
     seconds: float,
 ) -> None:
     """Measure one load on one router."""
-    load = _Load(port, connections, deltas, stream)
+    load = _Load(port, connections, deltas, stream, pace)
     load.run(warm_up)
     click.echo(json.dumps(attrs.asdict(load.measure(pid, seconds))))
 
