@@ -135,13 +135,19 @@ class Fleet:
         member = self.members[worker]
         out: list[Command] = []
         if self._crew.restarted(member, found):
+            # First of all: who waits comes after those that end here, and one
+            # at a time (S7).
+            member.distrust()
             fault = Fault(FaultKind.WORKER_RESTARTED, "The worker was restarted.")
             out += self.cut(worker, fault, now)
             for assignment in list(member.settling):
                 member.settled(assignment)
         named = dict(member.models)
+        served = member.serving
         self._crew.discover(member, found, now)
         self._after(member, now, out, named)
+        if member.serving and not (served and named == member.models):
+            self._loaded(member)
         return out
 
     def learned(
@@ -506,6 +512,14 @@ class Fleet:
             self._crew.retire(member)
         elif member.life.state is State.DRAINING and not member.busy:
             out.append(Empty(member.id))
+
+    def _loaded(self, member: Member) -> None:
+        """*member* came up: who still waits for it waits for a slot alone (S4)."""
+        for target in member.models:
+            for request in self.room.waiting(target):
+                entry = self.requests[request]
+                if member.id not in entry.attempts.tried and member.serves(target):
+                    entry.load_by = INF
 
     # --- ending ------------------------------------------------------------
 

@@ -212,6 +212,34 @@ def test_s4_a_job_waits_for_a_loading_worker_and_then_no_longer() -> None:
     assert refusal(play.fleet.expire(waiting, play.now)).kind is FaultKind.MODEL_LOADING
 
 
+def test_s4_once_its_worker_has_loaded_a_job_waits_for_a_slot_alone() -> None:
+    play = Play()
+    play.fleet.add_worker(A, play.now, models=("m",), slots=1)
+    play.ask()
+    waiter, _ = play.ask()
+    play.now += 1
+
+    _, worker = grant(play.up(A))
+
+    assert worker == A
+    assert play.fleet.waits_until(waiter) == float("inf")
+    play.now += 60
+    assert not play.fleet.expire(waiter, play.now)
+
+
+def test_s4_a_worker_that_loads_again_is_waited_for_anew() -> None:
+    play = Play()
+    play.fleet.add_worker(A, play.now, models=("m",), slots=1)
+    play.ask()
+    waiter, _ = play.ask()
+    play.now += 4
+    play.up(A)
+
+    play.fleet.learned(A, Event.LOADS, play.now)
+
+    assert play.fleet.waits_until(waiter) == play.now + 5.0
+
+
 def test_s4_with_no_worker_that_can_come_a_job_is_refused_at_once() -> None:
     play = Play(A)
     play.fleet.learned(A, Event.MISSED, play.now)
@@ -553,6 +581,22 @@ def test_s7_a_restarted_engine_is_ramped() -> None:
     play.up(A, slots=8, started_at=2_000.0)
 
     assert play.fleet.members[A].limit == 1
+
+
+def test_s7_a_restarted_engine_is_ramped_for_those_who_wait_too() -> None:
+    play = Play()
+    play.fleet.add_worker(A, play.now)
+    play.up(A, slots=3, started_at=1.0)
+    for _ in range(3):
+        play.placed()
+    for _ in range(2):
+        play.ask()
+
+    commands = play.up(A, slots=3, started_at=50.0)
+
+    assert sum(isinstance(c, Lose) for c in commands) == 3
+    grant(commands)
+    assert play.fleet.members[A].busy == 1
 
 
 def test_s7_a_worker_that_was_never_ready_before_is_not_ramped() -> None:
