@@ -235,7 +235,7 @@ class Flight:
                 self._router.apply(self._router.fleet.expire(self.request, now))
                 return now
             return min(due, until)
-        at, fault = self._limit(source)
+        at, kind, words = self._limit(source)
         if at <= now and source.phase is SourcePhase.OFFERED:
             # A loop that was late is not an agent that is silent (P4).
             source.catch_up()
@@ -254,22 +254,22 @@ class Flight:
             # The phases that follow begin without waking this task; none of
             # them ends sooner than the shortest wait after it has begun.
             return min(due, at, now + self._router.limits.shortest_s)
-        if fault is None:
+        if kind is None:
             source.finish_now()
         else:
-            self._give_up(fault)
+            self._give_up(Fault(kind, f"The worker {words}."))
         return now
 
-    def _limit(self, source: Source) -> tuple[float, Fault | None]:
+    def _limit(self, source: Source) -> tuple[float, FaultKind | None, str]:
         """Say until when *source* may go on so, and the fault it then is; None:
         no fault, it need not be waited for any longer (M3)."""
         limits = self._router.limits
         phase = source.phase
         if phase is SourcePhase.FINISHING:
-            return source.since + limits.usage_wait_s, None
+            return source.since + limits.usage_wait_s, None, ""
         if source.paused:
             # Our client does not read: not the worker's fault (W6).
-            return inf, None
+            return inf, None, ""
         kind = FaultKind.STALLED
         if phase is SourcePhase.CONNECTING:
             kind = FaultKind.CONNECT
@@ -289,7 +289,7 @@ class Flight:
         first = self.departed_at + limits.first_delta_s
         if first < at and self.fence.next_index == 0:
             at, words, kind = first, "gave no first delta in time", FaultKind.STALLED
-        return at, Fault(kind, f"The worker {words}.")
+        return at, kind, words
 
     # --- ports.Delivery: calls from the source -----------------------------
 
