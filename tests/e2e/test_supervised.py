@@ -190,7 +190,7 @@ async def test_l7_kill_9_of_the_daemon_leaves_nobody_and_the_port_free(
     numbers = tmp_path / "numbers"
     words = (str(numbers), "family", "stubborn")
     path = config(tmp_path, child_settings(*words))
-    for _ in range(size(20, least=2)):
+    for _ in range(size(10, least=2)):
         async with open_daemon(["--config", str(path)]) as daemon:
             await daemon.ready()
             family = await numbers_in(numbers)

@@ -1,5 +1,6 @@
 """Servers that are kept: tiny real processes, real signals, real deaths."""
 
+import faulthandler
 import os
 import random
 import resource
@@ -331,7 +332,9 @@ async def test_l7_an_idle_healthy_server_outlives_every_thread() -> None:
     parent of, by the parent-death signal."""
     async with kept(plan(SLEEPS)) as one:
         pid = await one.up()
-        # Any share of a release takes the whole minute.
+        # Any share of a release takes the whole minute, which is what a test may
+        # take before it counts as hung.
+        faulthandler.cancel_dump_traceback_later()
         await trio.sleep(60.0 if size(10**6, least=0) else 12.5)
 
         assert one.process.pid == pid
