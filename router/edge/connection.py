@@ -264,6 +264,9 @@ class Connection:
         if sink.held:
             await self._flushed()
         self._linger = not exchange.whole
+        if sink.cut_off:
+            # A whole reply, of which the last part went beyond the ceiling (H5).
+            return False
         return exchange.whole and exchange.keep and not self._site.draining
 
     async def _flushed(self) -> None:

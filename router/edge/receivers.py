@@ -163,11 +163,13 @@ class EventStream(_Receiver):
         """Write the end of the events and of the body."""
         if self.ended:
             return Taken.GONE
-        self.ended = True
-        self._exchange.whole = True
         encoder = self._encoder
         first = b"" if self._head_out else encoder.first()
-        return self._write(first + encoder.finish(finished), last=True)
+        events = first + encoder.finish(finished)
+        # Not before: of a bug in there the client is told by ``fail`` (L1).
+        self.ended = True
+        self._exchange.whole = True
+        return self._write(events, last=True)
 
     def fail(self, fault: Fault) -> None:
         """Reply with a status, or end the stream uncleanly (A5).

@@ -151,6 +151,9 @@ class Edge:
             return
         connection = Connection(sock, self.site, self.routes, poll, self._live.discard)
         self._live.add(connection)
+        if self._stopping:
+            # It came with the last of them: it may have nothing to ask.
+            connection.retire(trio.current_time())
         connections.start_soon(connection.run)
 
     async def _sweep(self) -> None:

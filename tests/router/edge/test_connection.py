@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from router.edge.sink import CEILING, HIGH
 from router.edge.site import Patience
 from router.errors import Fault, FaultKind, LocalError
+from router.messages import Finished
+from router.openai.reply import StreamEncoder
+from router.ports import Taken
 from router.settings import ServerSettings
 from tests.kit.edge import (
     QUICK,
@@ -419,6 +423,24 @@ async def test_h5_who_leaves_a_reply_unread_for_too_long_is_cut() -> None:
             await client.rest()
 
 
+async def test_h5_who_is_cut_by_the_end_of_an_answer_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def long(self: StreamEncoder, finished: Finished) -> bytes:
+        return b"data: " + bytes(CEILING) + b"\n\n"
+
+    monkeypatch.setattr(StreamEncoder, "finish", long)
+    router = StubRouter()
+    async with running(router, patience=PATIENT) as here:
+        client = await here.connect()
+        await client.send(chat())
+        served = await router.next()
+        while served.text("a" * HIGH) is not Taken.FULL:
+            pass
+        assert served.finish() is Taken.GONE
+        await until(lambda: here.edge.connections == 0)
+
+
 async def test_h5_who_reads_slowly_is_not_cut() -> None:
     router = StubRouter()
     router.models = {f"model-{n}-{'x' * 100}": "m" for n in range(30_000)}
@@ -469,6 +491,28 @@ async def test_l1_a_bug_after_the_head_is_an_error_frame_and_an_unclean_end() ->
 
     assert b'"error"' in rest
     assert b"[DONE]" not in rest
+    assert not rest.endswith(b"0\r\n\r\n")
+
+
+async def test_l1_a_bug_at_the_end_of_an_answer_is_an_error_frame_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(self: StreamEncoder, finished: Finished) -> bytes:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(StreamEncoder, "finish", broken)
+    router = StubRouter()
+    async with running(router, patience=PATIENT) as here:
+        client = await here.connect()
+        await client.send(chat())
+        served = await router.next()
+        served.text("a")
+        with pytest.raises(ValueError, match="a bug"):
+            served.finish()
+        served.fail(Fault(FaultKind.INTERNAL, "The router failed here."))
+        rest = await client.rest()
+
+    assert b'"error"' in rest
     assert not rest.endswith(b"0\r\n\r\n")
 
 

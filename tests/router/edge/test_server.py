@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -300,6 +301,20 @@ async def test_d3_a_connection_that_was_never_used_does_not_hold_up_the_end() ->
         assert trio.current_time() - began < QUICK.linger_s + 0.2
         assert await client.rest() == b""
         client.close()
+
+
+async def test_d3_nor_does_one_that_the_kernel_had_accepted_and_says_nothing() -> None:
+    patience = attrs.evolve(QUICK, idle_s=20.0)
+    edge = client_edge(StubRouter(), log=QuietLog(), patience=patience)
+    with listen() as listener, socket.socket() as silent:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(
+                lambda task_status: edge.serve([listener], task_status=task_status)
+            )
+            silent.connect(listener.getsockname())
+            edge.stop_accepting()
+            began = trio.current_time()
+        assert trio.current_time() - began < QUICK.linger_s + 0.2
 
 
 async def test_b97_a_drained_stream_that_is_cut_gets_its_frame_and_an_end() -> None:
