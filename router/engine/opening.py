@@ -26,6 +26,8 @@ log: Final = logging.getLogger("fencepost.workers")
 
 #: Seconds between two measurements of how late the loop runs (X1).
 LAG_EVERY_S = 1.0
+#: Seconds in which a new worker's keeper begins; it takes a turn of the loop.
+HIRE_S: Final = 1.0
 
 
 @asynccontextmanager
@@ -58,7 +60,11 @@ async def open_router(
         nursery.start_soon(_keep, receive)
 
         async def hire(worker: str | WorkerSettings | Worker) -> None:
-            await send.send(_hire(router, worker, folder))
+            await trio.lowlevel.checkpoint()
+            keeper = _hire(router, worker, folder)
+            # One that is in the fleet and not kept would be starting for ever.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + HIRE_S):
+                await send.send(keeper)
 
         router.hire = hire
         try:

@@ -39,7 +39,7 @@ from router.engine.records import (
 )
 from router.engine.results import JobResult, JobStatus
 from router.engine.sieving import Sieving
-from router.errors import Fault, FaultKind, RequestFailed
+from router.errors import Fault, FaultKind, LocalError, RequestFailed
 from router.fleet import Fleet
 from router.ids import RequestId, WorkerId
 from router.lifecycle import Event, State
@@ -64,6 +64,7 @@ COUNTERS_MAX: Final = 2
 #: What a caller's block may raise; it comes out as it is, in no group (B126).
 #: Trio's Cancelled is none of it.
 CALLERS: Final = (Exception, KeyboardInterrupt, SystemExit)
+_BUG: Final = Fault(FaultKind.INTERNAL, "The router failed on this request.")
 #: Models with a counter of their own; those beyond share "other" (X1).
 MODEL_LABELS_MAX: Final = 100
 
@@ -243,7 +244,16 @@ class Router:
             raise failure
 
     async def _serve_queue(self, job: Job, queue: DeltaQueue) -> None:
-        await self.serve(job, queue, request=self.new_request_id())
+        """Serve one stream; what stops that comes out of its iteration (L1)."""
+        try:
+            await self.serve(job, queue, request=self.new_request_id())
+        except RequestFailed as failed:
+            queue.fail(failed.fault)
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: it ends this request only
+            self.report_bug("stream", bug)
+            queue.fail(_BUG)
 
     async def complete(self, job: Job) -> Completion:
         """Answer *job* whole. A checkpoint. Cancelled: the client is gone.
@@ -271,8 +281,12 @@ class Router:
         job = self._sieving.sent(self._resolved(job))
         ready = [m for m in self.fleet.models.get(job.target, ()) if m.serving]
         for member in sorted(ready, key=lambda m: m.busy)[:COUNTERS_MAX]:
+            worker = self.workers.get(member.id)
+            if worker is None:
+                # Removed while another was asked.
+                continue
             with trio.move_on_after(COUNT_S):
-                found = await self.workers[member.id].count_tokens(job)
+                found = await worker.count_tokens(job)
                 if found is not None:
                     return found
         await trio.lowlevel.checkpoint()

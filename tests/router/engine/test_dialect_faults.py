@@ -127,6 +127,27 @@ async def test_m8_a_worker_has_only_so_long_to_count(
         assert trio.current_time() - before == COUNT_S
 
 
+class Removing(ScriptedWorker):
+    """Does not know, and sees the other worker go meanwhile."""
+
+    router: Router
+
+    async def count_tokens(self, job: Job) -> int | None:
+        del job
+        assert self.router.remove_worker("b")
+        await trio.sleep(1)
+        return None
+
+
+async def test_m8_a_worker_that_is_removed_meanwhile_is_not_asked(
+    autojump_clock: MockClock,
+) -> None:
+    first = Removing("a", answers("x"))
+    async with opened(first, ScriptedWorker("b", answers("x"))) as router:
+        first.router = router
+        assert await router.count_tokens(JOB) is None
+
+
 async def test_m8_without_a_worker_nobody_counts(autojump_clock: MockClock) -> None:
     async with opened() as router:
         assert await router.count_tokens(JOB) is None

@@ -5,15 +5,25 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from router.engine import Router, ToolCall, open_router
+from router.engine.flight import Flight
 from router.engine.queue import HIGH, LOW, CompletionReceiver
 from router.errors import Fault, FaultKind, RequestFailed
 from router.ids import AssignmentId, RequestId
-from router.messages import Delta, Finished, FinishReason, Job, Kind, ToolPart
+from router.messages import (
+    Delta,
+    Finished,
+    FinishReason,
+    Job,
+    Kind,
+    SignalCode,
+    ToolPart,
+)
 from workers.scripted import (
     Fail,
     Finish,
@@ -47,6 +57,32 @@ async def test_e1_a_stream_is_iterated_and_ends_with_its_finish(
         assert [d.text async for d in deltas] == ["a", "b"]
         assert deltas.finished is not None
         assert deltas.finished.reason is FinishReason.STOP
+
+
+async def test_e1_a_stream_that_is_refused_raises_its_fault_alone(
+    autojump_clock: MockClock,
+) -> None:
+    job = attrs.evolve(JOB, exit_tools=(SignalCode.LOOP_DETECTED,))
+    async with opened(answers("a")) as (router, _):
+        with pytest.raises(RequestFailed) as raised:
+            async with router.stream(job) as deltas:
+                await anext(deltas)
+    assert raised.value.fault.kind is FaultKind.REJECTED
+
+
+async def test_l1_a_bug_ends_its_stream_alone(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Flight) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Flight, "begin", broken)
+    async with opened(answers("a")) as (router, _):
+        with pytest.raises(RequestFailed) as raised:
+            async with router.stream(JOB) as deltas:
+                await anext(deltas)
+        assert router.tally.bugs == {"stream": 1}
+    assert raised.value.fault.kind is FaultKind.INTERNAL
 
 
 async def test_f7_a_loss_is_raised_and_says_that_text_had_come(

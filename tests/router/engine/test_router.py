@@ -174,6 +174,25 @@ async def serve(router: Router, receiver: Recorder) -> None:
     await router.serve(JOB, receiver, request=router.new_request_id())
 
 
+async def test_l5_a_worker_whose_caller_left_is_kept_or_was_never_taken_in(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as router:
+        with trio.CancelScope() as left:
+            left.cancel()
+            await router.add_worker(named("a", "m"))
+        assert not router.fleet.members
+
+        with trio.CancelScope() as left:
+            async with trio.open_nursery() as nursery:
+                for name in "abc":
+                    nursery.start_soon(router.add_worker, named(name, "m"))
+                await trio.lowlevel.checkpoint()
+                left.cancel()
+        await trio.sleep(1)
+        assert all(m.serving for m in router.fleet.members.values())
+
+
 async def test_l5_a_worker_may_be_added_while_the_router_runs(
     autojump_clock: MockClock,
 ) -> None:

@@ -26,7 +26,7 @@ from router.engine import (
 )
 from router.errors import Fault, FaultKind, RequestFailed
 from router.ids import AssignmentId, RequestId
-from router.messages import FinishReason, Job
+from router.messages import FinishReason, Job, SignalCode
 from router.settings import RouterSettings, Settings, WorkerSettings
 from workers.scripted import (
     Fail,
@@ -254,6 +254,14 @@ def test_f7_a_stream_that_is_lost_raises_after_what_had_come() -> None:
         assert got == ["a", "b"]
         assert raised.value.committed
         assert deltas.finished is None
+
+
+def test_l1_a_stream_that_is_refused_leaves_the_router_to_the_others() -> None:
+    with opened(echo) as router:
+        bad = Job("m", job().messages, exit_tools=(SignalCode.LOOP_DETECTED,))
+        with router.stream(bad) as deltas, pytest.raises(RequestFailed):
+            next(deltas)
+        assert router.complete(job("hello")).text == "hello"
 
 
 def test_j2_a_stream_without_its_block_holds_nothing_once_it_is_read() -> None:
