@@ -124,7 +124,7 @@ class Control:
                         await response.extensions["network_stream"].aclose()
                 fields = {k.lower(): v for k, v in response.headers.items()}
                 return Answer(response.status_code, fields, b"".join(pieces))
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+        except _FAILURES as error:
             if size > ANSWER_MAX:
                 raise NoAnswer(f"an answer of more than {ANSWER_MAX} bytes") from error
             if any(isinstance(cause, _REFUSALS) for cause in _causes(error)):
@@ -132,6 +132,13 @@ class Control:
             raise NoAnswer(_what(error)) from error
 
 
+#: UnicodeError: a health URL with a host that is no name.
+_FAILURES: Final = (
+    httpx.HTTPError,
+    httpx.InvalidURL,
+    httpx.StreamError,
+    UnicodeError,
+)
 _REFUSALS: Final = (ConnectionRefusedError, ConnectionResetError, BrokenPipeError)
 
 

@@ -53,6 +53,11 @@ def parse_site(url: str) -> Site:
         raise ValueError("a worker's URL is http:// or https:// and a host")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("a worker's URL has no user, query or fragment")
+    try:
+        # As the resolver does, whose error is no OSError.
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise ValueError("a worker's host has an empty or a too long part") from None
     secure = parts.scheme == "https"
     port = parts.port
     return Site(

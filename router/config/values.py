@@ -214,6 +214,8 @@ def http_url(value: Any) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port
+        # What no resolver takes: an empty part, or one that is too long.
+        (parts.hostname or "").encode("idna")
     except ValueError:
         raise ValueError("is not a URL: http://host:port") from None
     if parts.scheme not in {"http", "https"}:

@@ -719,6 +719,7 @@ def test_listen_addresses_read_and_show_the_same(
         ("http://h:99999", "is not a URL"),
         ("http://[::1", "is not a URL"),
         ("http://a b/", "is not a URL"),
+        ("http://gpu..local:8000", "is not a URL"),
         ("http://h/v1/chat/completions", "ends at the engine's root or at /v1"),
         ("http://h/v1/v1", "ends at the engine's root or at /v1"),
         ("http://h/a%20b", "ends at the engine's root or at /v1"),

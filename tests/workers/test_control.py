@@ -91,6 +91,12 @@ async def test_an_answer_without_bound_is_cut() -> None:
             await control.get("/x")
 
 
+async def test_a_health_url_that_no_resolver_takes_is_no_answer() -> None:
+    async with saying(b"") as control:
+        with pytest.raises(NoAnswer):
+            await control.get("http://gpu..local/health")
+
+
 async def test_a_redirect_is_not_followed() -> None:
     octets = b"HTTP/1.1 302 X\r\nLocation: http://127.0.0.1:1/\r\n\r\n"
     async with saying(octets) as control:

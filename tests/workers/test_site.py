@@ -45,7 +45,10 @@ def test_the_host_field_and_the_root_are_canonical(
 
 @pytest.mark.parametrize(
     "url",
-    ["", "a:8080", "ftp://a", "http://", "http://a b", "http://u:p@a", "http://a:x"],
+    [
+        *("", "a:8080", "ftp://a", "http://", "http://a b", "http://u:p@a"),
+        *("http://a:x", "http://a..b", f"http://{'a' * 64}.test", "http://.:80"),
+    ],
 )
 def test_a_url_that_is_none_is_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011
