@@ -162,6 +162,18 @@ async def test_j1_results_stay_until_they_are_taken(autojump_clock: MockClock) -
         assert router.get_result_nowait(job).text == "x"
 
 
+async def test_j1_a_result_is_swept_at_times_that_floats_round_too(
+    autojump_clock: MockClock,
+) -> None:
+    settings = Settings(router=RouterSettings(result_ttl_ms=100))
+    async with opened(answers("a"), settings=settings) as (router, _):
+        for _ in range(50):
+            router.submit(JOB)
+            await trio.sleep(0.013)
+        await trio.sleep(0.2)
+        assert not len(router.jobs)
+
+
 async def test_j1_results_may_be_given_a_time(autojump_clock: MockClock) -> None:
     settings = Settings(router=RouterSettings(result_ttl_ms=10_000))
     async with opened(answers("x", every=4.0), settings=settings) as (router, _):
