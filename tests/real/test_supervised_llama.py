@@ -36,8 +36,8 @@ pytestmark = [
 ]
 
 MODEL: Final = "smollm2"
-#: Around 500 tokens: a second and more of prefill.
-LONG: Final = "The river is long and wide. " * 70
+#: Around 280 tokens: most of a second of prefill.
+LONG: Final = "The river is long and wide. " * 40
 
 
 def llama(name: str, *, engine_slots: int = 2, **more: Any) -> WorkerSettings:
@@ -200,7 +200,8 @@ async def at_rest(router: Router) -> None:
 async def test_a2_a_job_moves_off_a_stopped_server_before_its_first_delta() -> None:
     """In its prefill, with the head here: Stalled, then the other one answers."""
     workers = (llama("a"), llama("b"))
-    async with opened(*workers, liveness_ms=5_000) as (router, pids):
+    # Longer than the other one's whole prefill, which is silent too.
+    async with opened(*workers, liveness_ms=12_000) as (router, pids):
         receiver = Recorder()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, router, receiver, job(LONG, 5))
