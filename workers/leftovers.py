@@ -49,11 +49,14 @@ class Record:
     def write(self, processes: Sequence[Identity]) -> None:
         """Write down *processes*, the shim first; a reader sees all or nothing.
 
-        A disk that takes nothing costs the sweep, not the server.
+        A disk that takes nothing costs the sweep, not the server; so does a
+        process without a descriptor to spare.
         """
-        (router,) = proc.identify([os.getpid()])
+        ourselves = proc.identify([os.getpid()])
+        if not ourselves:
+            return
         self._written = msgspec.json.encode(
-            Entry(proc.epoch(), router, tuple(processes))
+            Entry(proc.epoch(), ourselves[0], tuple(processes))
         )
         fresh = self.path.with_suffix(".new")
         with suppress(OSError):

@@ -1,5 +1,6 @@
 """What a dead router left: found by number, start and command line, and ended."""
 
+import errno
 import json
 import os
 import subprocess
@@ -155,6 +156,23 @@ def test_a_disk_that_takes_nothing_is_no_failure(tmp_path: Path) -> None:
     Record(tmp_path / "gone", "w").write(proc.identify([os.getpid()]))
 
     assert sweep(tmp_path / "gone") == []
+
+
+def test_h6_without_a_descriptor_there_is_no_record_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    known = proc.identify([os.getpid()])
+    record = Record(tmp_path, "a")
+    with monkeypatch.context() as short:
+        short.setattr(os, "open", exhausted)
+        record.write(known)
+    assert not record.path.exists()
+
+    record.write(known)
+    assert record.path.exists()
 
 
 def test_nobody_is_ended_for_nobody() -> None:
