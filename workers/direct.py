@@ -21,7 +21,7 @@ from router.settings import WaitSettings, WorkerSettings
 from workers.control import Control, NoAnswer
 from workers.engines.engine import Engine
 from workers.engines.recognise import make_engine, recognise
-from workers.poll import Poll
+from workers.poll import Poll, open_poll
 from workers.reasoning import ReasoningControl, ReasoningEnd
 from workers.site import Resolver, parse_site
 from workers.source import DirectSource
@@ -144,7 +144,7 @@ class DirectWorker:
         Returns only when cancelled, and has then closed every socket; sources
         that were still open are closed without a report.
         """
-        self._poll = poll = Poll()
+        self._poll = poll = await open_poll()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)

@@ -14,6 +14,8 @@ import trio
 #: Bytes moved in one go before all other tasks get their turn: 128 flooding
 #: streams stalled them for 269 ms without it, for 10 ms with it.
 WAKE_BUDGET: Final = 256 * 1024
+#: Seconds between two tries to open a poll.
+RETRY_S: Final = 0.5
 #: Events taken from the kernel at once.
 _EVENTS_MAX: Final = 256
 
@@ -96,3 +98,15 @@ class Poll:
         """
         trio.lowlevel.notify_closing(self._epoll)
         self._epoll.close()
+
+
+async def open_poll() -> Poll:
+    """Open a poll as soon as the system has a descriptor for it (H6).
+
+    A checkpoint only if it must wait. Cancelled: nothing is open.
+    """
+    while True:
+        try:
+            return Poll()
+        except OSError:
+            await trio.sleep(RETRY_S)

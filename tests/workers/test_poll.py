@@ -1,12 +1,15 @@
 """The nested poll binds events to owners and lets others have their turn."""
 
+import errno
+import select
 import socket
 
 import pytest
 import trio
 import trio.testing
 
-from workers.poll import READ, WAKE_BUDGET, WRITE, Poll
+from router.engine import open_router
+from workers.poll import READ, RETRY_S, WAKE_BUDGET, WRITE, Poll, open_poll
 
 
 class Owner:
@@ -201,6 +204,35 @@ async def test_a_reset_of_an_unregistered_owner_does_not_spin() -> None:
         assert owner.masks == []
         nursery.cancel_scope.cancel()
     pairs.close()
+
+
+async def test_h6_a_poll_without_a_descriptor_is_opened_once_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    def exhausted() -> select.epoll:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as short:
+        short.setattr(select, "epoll", exhausted)
+        with trio.move_on_after(10 * RETRY_S) as waited:
+            await open_poll()
+    assert waited.cancelled_caught
+
+    (await open_poll()).close()
+
+
+async def test_h6_a_worker_that_comes_without_a_descriptor_ends_no_router(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    def exhausted(_: Poll) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with open_router() as router:
+        with monkeypatch.context() as short:
+            short.setattr(Poll, "__init__", exhausted)
+            await router.add_worker("http://127.0.0.1:1")
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(router.fleet.members) == 1
 
 
 async def test_a_close_wakes_whoever_waits() -> None:
