@@ -354,7 +354,9 @@ class Fleet:
         else:
             kind, words = FaultKind.MODEL_LOADING, "The model is still loading."
         wait = self.retry_after(entry.target)
-        self._refuse(entry, Fault(kind, words, retry_after=wait), now, out)
+        # A job that was moved is told why it had to wait at all (A3).
+        first = entry.attempts.first_cause()
+        self._refuse(entry, first or Fault(kind, words, retry_after=wait), now, out)
         return out
 
     def refuse_waiting(self, fault: Fault, now: float) -> list[Command]:

@@ -240,6 +240,18 @@ def test_s4_a_worker_that_loads_again_is_waited_for_anew() -> None:
     assert play.fleet.waits_until(waiter) == play.now + 5.0
 
 
+def test_a3_a_moved_job_whose_wait_is_over_is_told_its_first_cause() -> None:
+    play = Play(A)
+    play.fleet.add_worker(B, play.now, models=("m",), slots=1)
+    assignment, _ = play.placed()
+    play.fail(assignment, LOST)
+    play.now += 5.0
+
+    fault = refusal(play.fleet.expire(assignment.request, play.now))
+
+    assert fault.kind is LOST.kind
+
+
 def test_s4_with_no_worker_that_can_come_a_job_is_refused_at_once() -> None:
     play = Play(A)
     play.fleet.learned(A, Event.MISSED, play.now)
