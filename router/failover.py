@@ -36,7 +36,7 @@ def over_at_once(fault: Fault) -> bool:
     return fault.kind in _OVER_AT_ONCE or fault.status is not None
 
 
-def verdict(
+def verdict(  # noqa: PLR0911 - one return per rule reads best
     attempts: Attempts,
     attempt: Attempt,
     fault: Fault,

@@ -184,7 +184,9 @@ async def test_a_whole_answer_is_accepted_stamped_and_finished_once(kind: str) -
 
 
 @each
-async def test_a_decline_is_a_fault_and_an_engine_accepts_nothing_by_it(kind: str) -> None:
+async def test_a_decline_is_a_fault_and_an_engine_accepts_nothing_by_it(
+    kind: str,
+) -> None:
     async with stage(kind, BUSY) as s:
         source, delivery = send(s.worker)
 

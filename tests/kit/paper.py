@@ -33,7 +33,7 @@ class PaperTransport:
         self.sent += taken
         return len(taken)
 
-    def recv(self) -> bytes | None:
+    def recv(self, size: int = 0) -> bytes | None:  # noqa: ARG002 - on paper a read is whole
         step = self.reads.pop(0) if self.reads else None
         if isinstance(step, Exception):
             raise step

@@ -7,6 +7,9 @@ from router.errors import FAULTS, Fault, FaultKind
 from router.failover import UNCHARGED, over_at_once, verdict
 from router.ids import RequestId, WorkerId
 
+#: A set has no order that two processes agree on.
+UNCHARGED_IN_ORDER = [kind for kind in FaultKind if kind in UNCHARGED]
+
 
 def trail(*faults: Fault, was_ready: bool = True, committed: bool = False) -> Attempts:
     """A request whose attempts failed with *faults* and that runs once more."""
@@ -64,12 +67,12 @@ def test_a4_what_is_not_the_workers_never_moves(kind: FaultKind) -> None:
     assert judge(trail(), fault) == (fault, False)
 
 
-@pytest.mark.parametrize("kind", sorted(UNCHARGED, key=lambda k: k.value))
+@pytest.mark.parametrize("kind", UNCHARGED_IN_ORDER)
 def test_a8_a_first_move_off_a_lost_worker_is_not_charged(kind: FaultKind) -> None:
     assert judge(trail(), Fault(kind, "x"), budget=False) == (None, False)
 
 
-@pytest.mark.parametrize("kind", sorted(UNCHARGED, key=lambda k: k.value))
+@pytest.mark.parametrize("kind", UNCHARGED_IN_ORDER)
 def test_a8_a_move_off_a_worker_that_was_no_longer_trusted_is_charged(
     kind: FaultKind,
 ) -> None:
