@@ -484,7 +484,12 @@ class Router:
         record = flight_record(flight, now)
         self._receipts.add(flight.request, with_signals(record, flight))
         if self.on_request_end is not None:
-            self.on_request_end(record)
+            try:
+                self.on_request_end(record)
+            except LocalError:
+                raise
+            except Exception as bug:  # noqa: BLE001 - who looks on fails no answer
+                self.report_bug("on_request_end", bug)
 
     # --- steering ----------------------------------------------------------
 

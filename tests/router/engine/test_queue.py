@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import attrs
@@ -83,6 +83,18 @@ async def test_l1_a_bug_ends_its_stream_alone(
                 await anext(deltas)
         assert router.tally.bugs == {"stream": 1}
     assert raised.value.fault.kind is FaultKind.INTERNAL
+
+
+async def test_l1_who_is_told_of_ends_and_fails_harms_no_answer(
+    autojump_clock: MockClock,
+) -> None:
+    def failing(_: Mapping[str, object]) -> None:
+        raise OSError("the disk is full")
+
+    async with opened(answers("a")) as (router, _):
+        router.on_request_end = failing
+        assert (await router.complete(JOB)).text == "a"
+        assert router.tally.bugs == {"on_request_end": 1}
 
 
 async def test_f7_a_loss_is_raised_and_says_that_text_had_come(
