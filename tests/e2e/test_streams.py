@@ -294,3 +294,24 @@ async def test_b17_fifty_streams_at_once_keep_their_own_text() -> None:
                 nursery.start_soon(ask, f"client{number}")
         await stack.settle()
         await until(lambda: all(engine.live == 0 for engine in stack.engines))
+
+
+async def test_h5_a_reply_that_is_gathered_whole_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.edge.receivers.WHOLE_MAX", 1_000)
+
+    async def never_ends(x: Exchange) -> None:
+        while True:
+            await x.text("x" * 100)
+
+    async with open_stack(never_ends) as stack:
+        client = await stack.edge.connect()
+        await client.send(chat(stream=False))
+        reply = await client.reply()
+
+        assert reply.status == 502
+        assert reply.json["error"]["code"] == "worker_lost"
+        with trio.fail_after(1):
+            await stack.engines[0].seen[0].closed.wait()
+        await stack.settle()
