@@ -34,6 +34,11 @@ def draw_status(status: Mapping[str, Any]) -> RenderableType:
     run = [worker for worker in status["workers"] if worker.get("process")]
     if run:
         parts.append(_processes(run))
+    far = [worker for worker in status["workers"] if worker.get("agent")]
+    if far:
+        parts.append(_agents(far))
+    if status.get("agent"):
+        parts.append(_guests(status["agent"]))
     queues = {model: depth for model, depth in status["queues"].items() if depth}
     if queues:
         parts.append(_queues(queues))
@@ -94,6 +99,46 @@ def _processes(workers: Sequence[Mapping[str, Any]]) -> Table:
             _plain(process["last_line"]),
             _plain(process["cause"]),
         )
+    return table
+
+
+def _agents(workers: Sequence[Mapping[str, Any]]) -> Table:
+    """Draw what stands behind the workers that are agents."""
+    table = _table("worker", "agent", "hosts", "state", "busy", "engine", "models")
+    for worker in workers:
+        agent = worker["agent"]
+        where = agent.get("agent") or agent["address"] or ""
+        if not agent["connected"]:
+            words = Text("no connection", style="red")
+            table.add_row(_plain(worker["name"]), _plain(where), "", words)
+        for host in agent.get("hosts", ()):
+            state = str(host["state"])
+            words = Text(_plain(state).plain, style=_STYLES.get(state, ""))
+            table.add_row(
+                _plain(worker["name"]),
+                _plain(where),
+                _plain(host["name"]),
+                words,
+                f"{host['busy']}/{host['slots']}",
+                _plain(" ".join(filter(None, (host["engine"], host["version"])))),
+                _plain(", ".join(host["models"])),
+            )
+    return table
+
+
+def _guests(agent: Mapping[str, Any]) -> Table:
+    """Draw the routers of this agent."""
+    words = "drains" if agent["draining"] else "agent"
+    table = _table(words, "router", "for", "assignments")
+    for router in agent["routers"]:
+        table.add_row(
+            _plain(agent["name"]),
+            _plain(router["id"]),
+            duration(router["since_s"]),
+            str(router["assignments"]),
+        )
+    if not agent["routers"]:
+        table.add_row(_plain(agent["name"]), Text("none", style="dim"))
     return table
 
 

@@ -104,14 +104,20 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def open_daemon(
-    arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    *,
+    command: str = "serve",
+    environ: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> AsyncIterator[Daemon]:
     """Run ``fencepost serve`` with *arguments*, until it listens and the block ends.
+
+    *command*: ``agent`` in place of ``serve``. *prefix*: what runs it, if anything.
 
     What is left of it at the end of the block is killed.
     """
     process = await trio.lowlevel.open_process(
-        [*COMMAND, "serve", "--log-format", "json", *arguments],
+        [*prefix, *COMMAND, command, "--log-format", "json", *arguments],
         cwd=ROOT,
         env={**os.environ, **(environ or {})},
         stdin=subprocess.DEVNULL,

@@ -153,3 +153,50 @@ def test_names_from_outside_cannot_steer_a_terminal() -> None:
 )
 def test_a_time_span_is_its_two_largest_units(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+def test_d1_an_agent_is_shown_with_what_it_hosts() -> None:
+    host = {
+        "name": "gpu0",
+        "state": "loading",
+        "reason": "",
+        "engine": "vllm",
+        "version": "0.11",
+        "slots": 4,
+        "busy": 1,
+        "models": ["m"],
+    }
+    met = {
+        "agent": "h7",
+        "address": "10.0.0.7:7700",
+        "connected": True,
+        "hosts": [host],
+    }
+    gone = {"address": "10.0.0.8:7700", "connected": False}
+    workers = [
+        {**WORKER, "agent": met},
+        {**WORKER, "name": "w1", "agent": gone},
+        {**WORKER, "name": "w2", "agent": None},
+    ]
+    lines = drawn(status(workers=workers))
+
+    assert [line.split() for line in lines[5:]] == [
+        ["worker", "agent", "hosts", "state", "busy", "engine", "models"],
+        ["w0", "h7", "gpu0", "loading", "1/4", "vllm", "0.11", "m"],
+        ["w1", "10.0.0.8:7700", "no", "connection"],
+    ]
+
+
+def test_d1_an_agent_shows_its_routers() -> None:
+    agent = {
+        "name": "h7",
+        "draining": False,
+        "routers": [{"id": "r-1", "since_s": 5.0, "assignments": 3}],
+    }
+    lines = drawn(status(agent=agent))
+    assert lines[3].split() == ["agent", "router", "for", "assignments"]
+    assert lines[4].split() == ["h7", "r-1", "5.0s", "3"]
+
+    lines = drawn(status(agent={**agent, "draining": True, "routers": []}))
+    assert lines[3].split() == ["drains", "router", "for", "assignments"]
+    assert lines[4].split() == ["h7", "none"]
