@@ -7,7 +7,7 @@ client can tell a piece twice, a piece missing, and two answers in one.
 import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +66,10 @@ class Asked:
 
     text: str = ""
     whole: bool = False
+    pieces: int = 0
+    """Deltas that it came in."""
+    tokens: int = 0
+    """As its usage says."""
     error: str = ""
     status: int = 0
 
@@ -80,17 +84,18 @@ class Asked:
             assert len(pieces) == PIECES, f"a short answer as a whole one: {pieces}"
 
 
-async def ask(url: str) -> Asked:
+CHAT: Final = {
+    "model": "m",
+    "stream": True,
+    "messages": [{"role": "user", "content": "go"}],
+}
+
+
+async def ask(url: str, chat: Mapping[str, Any] = CHAT) -> Asked:
     """Stream one answer, whatever becomes of it. A checkpoint."""
     asked = Asked()
     host, _, port = url.removeprefix("http://").rpartition(":")
-    body = json.dumps(
-        {
-            "model": "m",
-            "stream": True,
-            "messages": [{"role": "user", "content": "go"}],
-        }
-    ).encode()
+    body = json.dumps(chat).encode()
     # HTTP/1.0: the body is what comes until the end.
     request = (
         b"POST /v1/chat/completions HTTP/1.0\r\nhost: f\r\n"
@@ -124,8 +129,11 @@ def _read(asked: Asked, line: str) -> None:
         event = json.loads(line.removeprefix("data: "))
         if "error" in event:
             asked.error = str(event["error"]["code"])
+        asked.tokens = (event.get("usage") or {}).get("completion_tokens", 0)
         for choice in event.get("choices", ()):
-            asked.text += choice["delta"].get("content") or ""
+            text = choice["delta"].get("content") or ""
+            asked.text += text
+            asked.pieces += bool(text)
     elif line.startswith("{") and line.endswith("}"):
         asked.error = str(json.loads(line)["error"]["code"])
 
@@ -219,7 +227,16 @@ class Swarm:
         await until(is_idle)
 
 
-def agent_config(folder: Path, port: int, engine: str, slots: int) -> Path:
+def agent_config(
+    folder: Path,
+    port: int,
+    url: str,
+    slots: int,
+    *,
+    engine: str = "generic",
+    # Our engine's script sees a closed request when it writes next.
+    settle_ms: int = 100,
+) -> Path:
     """Write an agent's file into a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "agent.toml"
@@ -235,11 +252,10 @@ def agent_config(folder: Path, port: int, engine: str, slots: int) -> Path:
         poll_ms = 100
         [[worker]]
         name = "e"
-        url = "{engine}"
-        engine = "generic"
+        url = "{url}"
+        engine = "{engine}"
         slots = {slots}
-        # Our engine's script sees a closed request when it writes next.
-        settle_ms = 100
+        settle_ms = {settle_ms}
         """
     )
     return path
