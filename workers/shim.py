@@ -37,8 +37,8 @@ LOOK_MAX = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Ignored by Python or by us: a server starts as if it came from a shell.
-_RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+#: By Python, by us, or by who started us: a server starts as if from a shell.
+_RESTORED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 _FOREVER = float("inf")
 
 _libc = ctypes.CDLL(None)

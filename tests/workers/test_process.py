@@ -33,6 +33,7 @@ from workers.process import Stage
 
 pytestmark = pytest.mark.slow
 
+_SHELLS: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)
 SLEEPS: Final = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN: Final = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -83,10 +84,16 @@ async def test_l6_env_and_cwd_are_its_own(tmp_path: Path) -> None:
 
 async def test_l7_it_starts_with_no_signal_blocked_or_ignored() -> None:
     look = "grep -E 'Sig(Blk|Ign)' /proc/self/status; exec sleep 600"
-    async with kept(plan("", command=("/bin/sh", "-c", look))) as one:
-        await one.said("SigIgn:\t0000000000000000")
+    # As a shell does to what it runs in the background, and nohup to all.
+    ours = {number: signal.signal(number, signal.SIG_IGN) for number in _SHELLS}
+    try:
+        async with kept(plan("", command=("/bin/sh", "-c", look))) as one:
+            await one.said("SigIgn:\t0000000000000000")
 
-        assert "SigBlk:\t0000000000000000" in one.lines
+            assert "SigBlk:\t0000000000000000" in one.lines
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

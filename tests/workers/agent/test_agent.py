@@ -302,7 +302,7 @@ async def test_p6_an_answer_beyond_its_credit_stops_its_engine_alone() -> None:
 
         # What came is the credit, and the delta that used it up.
         assert len(said(peer, 1)) <= 50_000 + len(piece)
-        assert agent.engines[0].live == 1
+        await until(lambda: agent.engines[0].live == 1)
         await peer.send(Credit(1, 10**9))
         assert (await peer.expect(frames.Finished)).stream == 1
         assert said(peer, 1) == piece * 200 + "done"
