@@ -236,6 +236,7 @@ def agent_config(
     engine: str = "generic",
     # Our engine's script sees a closed request when it writes next.
     settle_ms: int = 100,
+    host: str = "127.0.0.1",
 ) -> Path:
     """Write an agent's file into a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +247,7 @@ def agent_config(
         state_dir = "{folder}"
         [agent]
         name = "{folder.name}"
-        listen = "127.0.0.1:{port}"
+        listen = "{host}:{port}"
         token_env = "SWARM_TOKEN"
         [waits]
         poll_ms = 100
