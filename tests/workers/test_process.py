@@ -96,7 +96,7 @@ async def test_l7_it_starts_with_no_signal_blocked_or_ignored() -> None:
                 return len(one.lines) >= 2
 
             await until(both)
-            masks = dict(line.split(":\t") for line in one.lines[:2])
+            masks = dict(line.split(":\t") for line in list(one.lines)[:2])
             assert int(masks["SigBlk"], 16) == 0
             assert int(masks["SigIgn"], 16) & ~_LIBCS_OWN == 0
     finally:
