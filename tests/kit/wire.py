@@ -129,7 +129,7 @@ class Counter:
         return self.against
 
     def count(self, inbound: Inbound, job: Job) -> None:
-        assert job.target == inbound.offer.target
+        del job
         self.asked.append(inbound)
 
     def cancelled(self, inbound: Inbound) -> None:
