@@ -42,6 +42,11 @@ _COUNTERS: Final[Mapping[str, tuple[str, str, str]]] = {
     "ghosts": ("ghosts", "Slots still at work after their settle time.", "worker"),
     "restarts": ("worker_restarts", "Restarts noticed.", "worker"),
     "bugs": ("bugs", "Exceptions kept to one request.", "place"),
+    "declines": (
+        "offers_declined",
+        "Offers of routers that this agent did not take.",
+        "reason",
+    ),
     "waits": ("waits", "Silent waits looked at, by state.", "state"),
     "refused": ("http_refused", "HTTP requests that reached no route.", "status"),
 }
@@ -98,6 +103,12 @@ class Metrics(Collector):
             pairs = [((str(key),), count) for key, count in counted.items()]
             yield _counter(name, text, (label,), pairs)
         yield _counter(
+            "wire_ends",
+            "Connections between routers and agents that ended, by whose word.",
+            ("by", "reason"),
+            tally.wire.items(),
+        )
+        yield _counter(
             "ignored_fields",
             "Request fields that were dropped, by name.",
             ("field",),
@@ -136,6 +147,22 @@ class Metrics(Collector):
                 if worker[key] is not None:
                     gauge.add_metric((worker["name"],), worker[key])
             yield gauge
+        connected = GaugeMetricFamily(
+            "fencepost_agent_connected",
+            "1: the worker's agent is connected.",
+            labels=("worker",),
+        )
+        for worker in workers:
+            if worker.get("agent") is not None:
+                connected.add_metric(
+                    (worker["name"],), float(worker["agent"]["connected"])
+                )
+        yield connected
+        guests = GaugeMetricFamily(
+            "fencepost_agent_routers", "Routers that are connected to this agent."
+        )
+        guests.add_metric((), len((status.get("agent") or {}).get("routers", ())))
+        yield guests
         states = GaugeMetricFamily(
             "fencepost_worker_state",
             "1 for the state that the worker is in.",

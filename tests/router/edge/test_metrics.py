@@ -94,3 +94,30 @@ async def test_w5_silent_waits_are_counted_by_what_they_are() -> None:
     assert f'{name}{{state="busy"}} 2.0' in lines
     assert f'{name}{{state="idle"}} 1.0' in lines
     assert f'{name}{{state="unavailable"}} 0.0' in lines
+
+
+class AgentsRouter(StubRouter):
+    """A router whose first worker is an agent, and which is one itself."""
+
+    def status(self) -> dict[str, Any]:
+        status = super().status()
+        first, *others = status["workers"]
+        first["agent"] = {"connected": True}
+        return {
+            **status,
+            "workers": [first, *others],
+            "agent": {"routers": [{}, {}]},
+        }
+
+
+async def test_x1_agents_and_the_ends_of_their_connections_are_counted() -> None:
+    router = AgentsRouter()
+    router.tally.wire["said", "expired"] += 2
+    router.tally.declines["no_slot"] += 3
+
+    lines = rendered(router)
+
+    assert 'fencepost_wire_ends_total{by="said",reason="expired"} 2.0' in lines
+    assert 'fencepost_offers_declined_total{reason="no_slot"} 3.0' in lines
+    assert 'fencepost_agent_connected{worker="w1"} 1.0' in lines
+    assert "fencepost_agent_routers 2.0" in lines
