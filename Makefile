@@ -37,8 +37,9 @@ format: $(STAMP) ## Format and fix what can be fixed
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-diagrams: $(STAMP) ## Renew what docs/ takes from the code: machines and faults
+diagrams: $(STAMP) ## Renew what docs/ takes from the code: machines, faults, frames
 	$(BIN)/python docs/make_diagrams.py
+	$(BIN)/python docs/make_vectors.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check --quiet $(SOURCES)
