@@ -401,8 +401,12 @@ async def test_l5_a_worker_that_is_run_comes_and_goes_at_run_time(
 
         assert [w["name"] for w in router.status()["workers"]] == ["second"]
         assert (await router.complete(job("say 1"))).text == "0 "
-        names = sorted(path.name for path in (tmp_path / "workers").iterdir())
-        assert names == ["first.log", "second.json", "second.log"]
+
+        async def only_its_log_is_left() -> bool:
+            names = sorted(path.name for path in (tmp_path / "workers").iterdir())
+            return names == ["first.log", "second.json", "second.log"]
+
+        await until(only_its_log_is_left)
 
 
 @pytest.mark.parametrize("content", ["vanish", "share"])
