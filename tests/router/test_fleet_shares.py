@@ -1,0 +1,177 @@
+"""A worker that other routers use too, and jobs of other routers (P3, A3, S1)."""
+
+import random
+
+import pytest
+
+from router.assignment import Phase
+from router.commands import Command, Grant, Refuse
+from router.errors import Fault, FaultKind
+from router.fleet import Fleet
+from router.ids import RequestId, WorkerId
+from router.messages import Discovery, Share
+from router.settings import RouterSettings, WaitSettings
+
+W = WorkerId("w")
+V = WorkerId("v")
+FULL = Fault(FaultKind.NO_SLOT, "others have them")
+
+
+def fleet(**shares: Share) -> Fleet:
+    """One ready worker of four slots, of which we may have *shares*."""
+    made = Fleet(RouterSettings(queue_limit=2), WaitSettings(), random.Random(1))
+    made.add_worker(W, 0.0)
+    say(made, **shares)
+    return made
+
+
+def say(made: Fleet, **shares: Share) -> list[Command]:
+    found = Discovery(tuple(shares), 4, shares=shares)
+    return made.answered(W, found, 0.0)
+
+
+def submit(made: Fleet, name: str, target: str = "m", **how: bool) -> list[Command]:
+    return made.submit(RequestId(name), target, 1.0, **how)
+
+
+def granted(commands: list[Command]) -> list[str]:
+    return [c.assignment.request for c in commands if isinstance(c, Grant)]
+
+
+def refused(commands: list[Command]) -> list[FaultKind]:
+    return [c.fault.kind for c in commands if isinstance(c, Refuse)]
+
+
+def test_s1_no_more_is_granted_than_our_share() -> None:
+    made = fleet(m=Share(2))
+    found = [granted(submit(made, name)) for name in ("a", "b", "c")]
+
+    assert found == [["a"], ["b"], []]
+    assert made.room.depth("m") == 1
+
+
+def test_s1_the_share_of_one_model_is_not_anothers() -> None:
+    made = fleet(m=Share(0), n=Share(1))
+    assert granted(submit(made, "a", "m")) == []
+    assert granted(submit(made, "b", "n")) == ["b"]
+
+
+def test_a_larger_share_is_used_at_once() -> None:
+    made = fleet(m=Share(1))
+    for name in ("a", "b", "c"):
+        submit(made, name)
+
+    assert granted(say(made, m=Share(3))) == ["b", "c"]
+
+
+def test_a3_a_job_that_found_no_slot_was_not_tried() -> None:
+    made = fleet(m=Share(2))
+    (grant,) = submit(made, "a")
+    assert isinstance(grant, Grant)
+    submit(made, "b")
+    commands = made.failed(grant.assignment, FULL, 2.0)
+    entry = made.requests[RequestId("a")]
+
+    assert granted(commands) == []
+    assert refused(commands) == []
+    assert entry.attempts.phase is Phase.QUEUED
+    assert entry.attempts.tried == set()
+    assert entry.attempts.charged == 0
+    assert made.members[W].faults == 0
+    # It waits before what came later, and comes back here.
+    submit(made, "c")
+    assert granted(say(made, m=Share(3))) == ["a", "c"]
+    assert entry.attempts.current is not None
+    assert entry.attempts.current.assignment.attempt == 2
+
+
+def test_a3_a_decline_is_no_first_cause() -> None:
+    made = fleet(m=Share(1))
+    (grant,) = submit(made, "a")
+    assert isinstance(grant, Grant)
+    made.failed(grant.assignment, FULL, 2.0)
+    (again,) = say(made, m=Share(1))
+    assert isinstance(again, Grant)
+    lost = Fault(FaultKind.STREAM_CLOSED_EARLY, "lost")
+    commands = made.failed(again.assignment, lost, 3.0)
+
+    assert refused(commands) == [FaultKind.STREAM_CLOSED_EARLY]
+
+
+def test_p3_a_decline_shuts_the_model_until_the_worker_says_more() -> None:
+    made = fleet(m=Share(2))
+    (grant,) = submit(made, "a")
+    assert isinstance(grant, Grant)
+    made.failed(grant.assignment, FULL, 2.0)
+
+    assert not made.members[W].takes("m")
+    assert granted(made.dispatch(W, 3.0)) == []
+
+
+def test_s4_a_model_that_no_engine_serves_is_refused_and_one_that_comes_waits() -> None:
+    out, comes = Share(0, serves=False), Share(0, serves=False, coming=True)
+    made = fleet(m=out, n=comes)
+    assert refused(submit(made, "a", "m")) == [FaultKind.NO_WORKER]
+    assert refused(submit(made, "b", "n")) == []
+    assert made.waits_until(RequestId("b")) < float("inf")
+
+    assert not made.ready_for("m")
+    assert not made.ready_for("n")
+
+
+def test_s4_who_waits_for_a_model_that_goes_out_is_refused() -> None:
+    made = fleet(m=Share(0))
+    submit(made, "a")
+    commands = say(made, m=Share(0, serves=False), n=Share(1))
+
+    assert refused(commands) == [FaultKind.NO_WORKER]
+
+
+@pytest.mark.parametrize("free", [0, 2])
+def test_p3_another_routers_job_is_begun_at_once_or_not_at_all(free: int) -> None:
+    made = fleet(m=Share(free))
+    commands = submit(made, "a", once=True)
+
+    assert granted(commands) == (["a"] if free else [])
+    assert refused(commands) == ([] if free else [FaultKind.NO_SLOT])
+    assert len(made.room) == 0
+
+
+def test_p3_another_routers_job_moves_to_who_has_room_or_ends() -> None:
+    made = fleet(m=Share(1))
+    made.add_worker(V, 0.0)
+    made.answered(V, Discovery(("m",), 1), 0.0)
+    lost = Fault(FaultKind.STREAM_CLOSED_EARLY, "lost")
+    (first,) = submit(made, "a", once=True)
+    assert isinstance(first, Grant)
+    (second,) = [
+        c for c in made.failed(first.assignment, lost, 2.0) if isinstance(c, Grant)
+    ]
+    assert second.worker != first.worker
+    commands = made.failed(second.assignment, lost, 3.0)
+
+    assert refused(commands) == [FaultKind.STREAM_CLOSED_EARLY]
+    assert len(made.room) == 0
+
+
+def test_what_is_free_is_counted_over_all_that_serve() -> None:
+    made = fleet(m=Share(4))
+    made.add_worker(V, 0.0)
+    made.answered(V, Discovery(("m",), 3), 0.0)
+    submit(made, "a")
+
+    assert made.free("m", 1.0) == 6
+    assert made.free("n", 1.0) == 0
+
+
+def test_a2_another_worker_is_looked_for_before_a_job_is_moved() -> None:
+    made = fleet(m=Share(4))
+    submit(made, "a")
+    assert not made.could_move(RequestId("a"), 1.0)
+    assert not made.could_move(RequestId("nobody"), 1.0)
+    made.add_worker(V, 0.0)
+    made.answered(V, Discovery(("m",), 1), 0.0)
+
+    assert made.could_move(RequestId("a"), 1.0)
+    submit(made, "b")
+    assert not made.could_move(RequestId("a"), 1.0)
