@@ -946,10 +946,11 @@ def test_d1_what_check_shows_reads_as_the_same_settings(
             WorkerSettings(name="w0", url="http://h", slots=3),
             WorkerSettings(
                 name="w1",
-                command=("sh", "-c", '{"a": {}}', *names),
+                # A brace may begin a placeholder, which has rules of its own.
+                command=("sh", "-c", '{"a": {}}', *(n for n in names if "{" not in n)),
                 port=1,
                 model="m",
-                env={"A": "b", **{f"_{name}": name for name in names}},
+                env={"A": "b", **{f"_{n}".replace("=", "-"): n for n in names}},
                 cwd="/",
                 pin_slots=True,
                 stop_grace_ms=0,
