@@ -1,6 +1,6 @@
 """How large the sized tests are: a share of what a release must show (T8).
 
-``FENCEPOST_DEEP`` is that share: 1 before a release, 0.2 in CI, and unset
+``FENCEPOST_DEEP`` is that share: 1 before a release, 0.05 in CI, and unset
 (0) in the runs between, which only show that the tests work.
 """
 
