@@ -4,7 +4,7 @@ Both dialects refuse in the same words (O5, M6): a field is named, its value
 never is, and what a client wrote is in no message but a model's name cut short.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -97,14 +97,21 @@ def model_of(fields: Mapping[str, Any]) -> str:
     return model
 
 
-def no_such_model(model: str) -> RequestInvalid:
-    """Say that *model* is in no table (O6)."""
-    return RequestInvalid(
-        f"The model '{shown(model)}' does not exist.",
-        param="model",
-        code="model_not_found",
-        status=404,
-    )
+def target_of(model: str, resolve: Callable[[str], str | None]) -> str:
+    """Give what a client's name for a model means; what *resolve* raises passes.
+
+    Raises:
+        RequestInvalid: *model* is in no table (O6).
+    """
+    target = resolve(model)
+    if target is None:
+        raise RequestInvalid(
+            f"The model '{shown(model)}' does not exist.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+    return target
 
 
 def integer(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | None:

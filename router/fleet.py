@@ -25,7 +25,7 @@ from router.commands import (
     Rest,
     Settle,
 )
-from router.crew import Crew, Member
+from router.crew import REST_MAX_S, Crew, Member
 from router.errors import Fault, FaultKind, LocalError
 from router.failover import over_at_once, verdict
 from router.fence import Fence
@@ -40,8 +40,6 @@ from router.waitingroom import WaitingRoom
 INF: Final = float("inf")
 #: Seconds to offer as Retry-After while nothing is known of when.
 COME_BACK_S: Final = 1.0
-#: Longest Retry-After, asked or offered, in seconds (A8).
-REST_MAX_S: Final = 60.0
 #: Candidates of a grant that are remembered for the request's receipt (X3).
 CANDIDATES_MAX: Final = 8
 

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from router.crew import DEFAULT_SLOTS
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, WorkerId
 from router.messages import Endpoint, Job, Probe, ProbeResult, SlotView
@@ -35,8 +36,6 @@ SWEEP_S: Final = 0.25
 #: Seconds that the end of a finished answer is waited for; with the time
 #: between two looks, within one.
 LINGER_MAX_S: Final = 0.75
-#: Slots where neither the operator nor the engine says (S5).
-SLOTS: Final = 4
 #: Bytes of a body that are worth copying to save a system call.
 _JOIN_MAX: Final = 65536
 
@@ -87,7 +86,7 @@ class DirectWorker:
         self._resolver = Resolver(site)
         self._engine = make_engine(settings.engine, settings.models)
         self._recognised = settings.engine != "auto"
-        self._slots = settings.slots or SLOTS
+        self._slots = settings.slots or DEFAULT_SLOTS
         self._trace = trace
         self._explain = explain
         self._poll: Poll | None = None
@@ -183,7 +182,7 @@ class DirectWorker:
             return Probe(result, str(failure))
         if probe.discovery is not None:
             self._take_on(self._engine)
-            self._slots = self._settings.slots or probe.discovery.slots or SLOTS
+            self._slots = self._settings.slots or probe.discovery.slots or DEFAULT_SLOTS
         return probe
 
     async def slot_view(self) -> SlotView | None:

@@ -21,8 +21,8 @@ from router.checks import (
     json_object,
     missing,
     model_of,
-    no_such_model,
     number,
+    target_of,
     top_p_of,
 )
 from router.messages import GenerationParams, Job
@@ -123,12 +123,9 @@ def _job(
     for name in fields:
         if name not in _READ and name not in _OF_NO_USE:
             dropped.note(name)
-    target = resolve(model)
-    if target is None:
-        raise no_such_model(model)
     return Job(
         model=model,
-        target=target,
+        target=target_of(model, resolve),
         messages=messages,
         params=params,
         extras=extras,

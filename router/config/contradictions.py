@@ -6,15 +6,12 @@ other faults; what has the wrong type is passed over here.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from router.config.agents import agent_faults
 from router.config.commands import command_faults
 from router.config.keys import join, quoted
 from router.settings import ServerSettings, WaitSettings
-
-#: An alias that catches every name in no table (O6).
-ANY: Final = "*"
 
 
 def contradictions(

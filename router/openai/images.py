@@ -16,16 +16,6 @@ def without_images(messages: Sequence[Any]) -> list[Any]:
     return [_without(message) for message in messages]
 
 
-def count_images(messages: Sequence[Any]) -> int:
-    """Count the images in *messages*."""
-    return sum(
-        _is_image(part)
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
-
-
 def _without(message: Any) -> Any:
     content = message.get("content")
     if not isinstance(content, list) or not any(map(_is_image, content)):

@@ -24,8 +24,8 @@ from router.checks import (
     json_object,
     missing,
     model_of,
-    no_such_model,
     number,
+    target_of,
     top_p_of,
     unsupported,
 )
@@ -87,25 +87,34 @@ def parse_chat(body: bytes, resolve: Callable[[str], str | None]) -> ChatRequest
     stream = flag(fields, "stream")
     include_usage = include_usage_of(fields.get("stream_options"), ignored) and stream
     params = _params(fields)
-    extras = {}
-    for name, value in fields.items():
-        if name in PASSED:
-            if value is not None:
-                extras[name] = value
-        elif name not in READ:
-            ignore(name, ignored)
-    target = resolve(model)
-    if target is None:
-        raise no_such_model(model)
+    extras = extras_of(fields, PASSED, READ, ignored)
     job = Job(
         model=model,
-        target=target,
+        target=target_of(model, resolve),
         messages=messages,
         params=params,
         extras=extras,
         ignored=tuple(ignored),
     )
     return ChatRequest(job=job, stream=stream, include_usage=include_usage)
+
+
+def extras_of(
+    fields: Mapping[str, Any],
+    passed: frozenset[str],
+    read: frozenset[str],
+    ignored: list[str],
+) -> dict[str, Any]:
+    """Give the fields that go to the engine as they are (O1); the names of those
+    that are neither passed nor read go to *ignored*."""
+    extras = {}
+    for name, value in fields.items():
+        if name in passed:
+            if value is not None:
+                extras[name] = value
+        elif name not in read:
+            ignore(name, ignored)
+    return extras
 
 
 def one_choice(fields: Mapping[str, Any], name: str) -> None:

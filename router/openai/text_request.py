@@ -5,7 +5,7 @@ several prompts, ``n``, ``best_of``.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -13,17 +13,16 @@ from router.checks import (
     TOKENS_MAX,
     bad,
     flag,
-    ignore,
     integer,
     json_object,
     missing,
     model_of,
-    no_such_model,
+    target_of,
     unsupported,
 )
 from router.messages import Endpoint, Job
 from router.openai.fields import PASSED, READ
-from router.openai.request import include_usage_of, one_choice, params_of
+from router.openai.request import extras_of, include_usage_of, one_choice, params_of
 
 #: Inputs of one embeddings request; OpenAI's own limit.
 INPUTS_MAX: Final = 2048
@@ -76,11 +75,12 @@ def parse_completion(body: bytes, resolve: _Resolve) -> TextRequest:
         model=model,
         messages=(prompt,),
         params=params,
-        extras=_extras(fields, _COMPLETION_PASSED, _COMPLETION_READ, ignored),
+        extras=extras_of(fields, _COMPLETION_PASSED, _COMPLETION_READ, ignored),
         ignored=tuple(ignored),
         endpoint=Endpoint.COMPLETIONS,
+        target=target_of(model, resolve),
     )
-    return TextRequest(_resolved(job, resolve), stream, include_usage)
+    return TextRequest(job, stream, include_usage)
 
 
 def parse_embeddings(body: bytes, resolve: _Resolve) -> TextRequest:
@@ -99,34 +99,12 @@ def parse_embeddings(body: bytes, resolve: _Resolve) -> TextRequest:
     job = Job(
         model=model,
         messages=(asked,),
-        extras=_extras(fields, _EMBEDDING_PASSED, _EMBEDDING_READ, ignored),
+        extras=extras_of(fields, _EMBEDDING_PASSED, _EMBEDDING_READ, ignored),
         ignored=tuple(ignored),
         endpoint=Endpoint.EMBEDDINGS,
+        target=target_of(model, resolve),
     )
-    return TextRequest(_resolved(job, resolve))
-
-
-def _resolved(job: Job, resolve: _Resolve) -> Job:
-    target = resolve(job.model)
-    if target is None:
-        raise no_such_model(job.model)
-    return attrs.evolve(job, target=target)
-
-
-def _extras(
-    fields: dict[str, Any],
-    passed: frozenset[str],
-    read: frozenset[str],
-    ignored: list[str],
-) -> dict[str, Any]:
-    extras = {}
-    for name, value in fields.items():
-        if name in passed:
-            if value is not None:
-                extras[name] = value
-        elif name not in read:
-            ignore(name, ignored)
-    return extras
+    return TextRequest(job)
 
 
 def _prompt(value: object) -> object:
