@@ -178,7 +178,9 @@ class _Agent:
             if now >= beat:
                 beat += HEARTBEAT_S
                 for line in self.lines.values():
-                    line.observe()
+                    # Its first one goes out behind its proof, and not before.
+                    if line.opening.state is State.OPEN:
+                        line.observe()
 
     def _accept(self) -> None:
         peer, _ = self.listener.accept()

@@ -43,6 +43,7 @@ RANKS: Final[Mapping[str, int]] = {
     "router.crew": 3,
     "router.fleet": 4,
     "router.ports": 5,
+    "router.cork": 5,
     "router.openai": 5,
     "router.anthropic": 5,
     # All above is pure. Workers see no further than this, and nothing that is

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from router.cork import Cork
 from router.crew import DEFAULT_SLOTS
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, WorkerId
@@ -50,6 +51,7 @@ class DirectWorker:
         *,
         environ: Mapping[str, str] = os.environ,
         report_bug: Callable[[str, Exception], None],
+        cork: Cork | None = None,
         trace: Callable[[AssignmentId], str | None] | None = None,
         tls: ssl.SSLContext | None = None,
         explain: Callable[[DirectSource, Fault], bool] | None = None,
@@ -62,6 +64,8 @@ class DirectWorker:
             environ: where the worker's key is found.
             report_bug: told of each exception that was kept to one request,
                 with its place in the code (L1).
+            cork: the router's, for what its clients are sent; None: they are
+                sent each delta by itself.
             trace: gives an assignment's ``traceparent``, or None (X4).
             tls: for https; None: the system's certificate authorities.
             explain: told of each failure before the engine is; True: it will
@@ -96,6 +100,7 @@ class DirectWorker:
         self._lingering: set[Upstream] = set()
         self._loose = trio.Event()
         self.report_bug = report_bug
+        self._cork = cork or Cork(report_bug)
         self.works: bool | None = None
         self.settle_s = 0.0
         self.settles_by_probe = False
@@ -143,7 +148,7 @@ class DirectWorker:
         Returns only when cancelled, and has then closed every socket; sources
         that were still open are closed without a report.
         """
-        self._poll = poll = await open_poll()
+        self._poll = poll = await open_poll(self._cork)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)

@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 import trio
 
+from router.cork import Cork
 from workers.access import Access
 from workers.link import Link
 from workers.transport import PlainTransport, TlsTransport, Transport
@@ -33,6 +34,8 @@ class Door:
     """Owns a link whose opening has just begun."""
     refused: Callable[[], None]
     """Told of each connection that there was no room for."""
+    cork: Cork
+    """That of the router at this end."""
     strangers: int = attrs.field(default=0, init=False)
     guests: int = attrs.field(default=0, init=False)
 
@@ -82,6 +85,6 @@ class Door:
                 if tls is None
                 else TlsTransport.accepted(sock, tls)
             )
-            await self.host(Link(transport, self.access.passport))
+            await self.host(Link(transport, self.access.passport, self.cork))
         finally:
             self.guests -= 1

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import trio
 
+from router.cork import Cork
 from workers.poll import WRITE
 from workers.transport import Transport
 from workers.wire.frames import (
@@ -55,8 +56,10 @@ class End(Protocol):
 class Link:
     """One connection, from its first byte to its last. One task owns it."""
 
-    def __init__(self, transport: Transport, passport: Passport) -> None:
-        """Own *transport*, which may still be connecting."""
+    def __init__(self, transport: Transport, passport: Passport, cork: Cork) -> None:
+        """Own *transport*, which may still be connecting; *cork*: this end's."""
+        self._cork = cork
+        self._kept = False
         self._transport = transport
         self._recv = transport.recv
         self._fd = transport.fileno()
@@ -118,8 +121,23 @@ class Link:
     # ---- calls from anywhere ----
 
     def ring(self) -> None:
-        """Write what the outbox holds, when this pass of the loop is over."""
-        self._bell.set()
+        """Write what the outbox holds, when this turn or pass of the loop is over."""
+        if not self._cork.held:
+            self._bell.set()
+        elif not self._kept:
+            self._kept = True
+            self._cork.keep(self)
+
+    def uncork(self) -> None:
+        """Write what the outbox holds: a turn is over. See `Corked`."""
+        self._kept = False
+        if not self.flush():
+            self._bell.set()
+
+    def crash(self) -> None:
+        """End for a bug in what the outbox called. See `Corked`."""
+        self._kept = False
+        self.stop(WireError(Reason.INTERNAL, "a bug at this end"))
 
     def flush(self) -> bool:
         """Write what the outbox holds; True: the kernel has all of it.
@@ -210,7 +228,11 @@ class Link:
         if not octets:
             raise WireError(Reason.LOST, CLOSED)
         now = self.heard_at = trio.current_time()
-        end.received(octets, now)
+        self._cork.hold()
+        try:
+            end.received(octets, now)
+        finally:
+            self._cork.release()
         # Answers to what was read go out before anything that it began, which may
         # take its time: an offer is answered at once. TLS may have bytes to send
         # of its own: a key update.

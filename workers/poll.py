@@ -7,9 +7,11 @@ runs; and interest in nothing is no registration (a mask of 0 spins on a RST).
 """
 
 import select
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol, TypeAlias
 
 import trio
+
+from router.cork import Cork
 
 #: Bytes moved in one go before all other tasks get their turn: 128 flooding
 #: streams stalled them for 269 ms without it, for 10 ms with it.
@@ -39,11 +41,16 @@ class Pollable(Protocol):
         """
 
 
+#: Owners, and what each is ready for.
+Batch: TypeAlias = list[tuple[Pollable, int]]
+
+
 class Poll:
     """The nested epoll and who is registered in it."""
 
-    def __init__(self) -> None:
-        """Open the epoll descriptor."""
+    def __init__(self, cork: Cork) -> None:
+        """Open the epoll descriptor; *cork*: for all that one wake brings."""
+        self._cork = cork
         self._epoll = select.epoll()
         # Touched by `want` alone.
         self._owners: dict[int, Pollable] = {}
@@ -78,18 +85,28 @@ class Poll:
                 (owners[number], mask)
                 for number, mask in self._epoll.poll(0, _EVENTS_MAX)
             ]
-            now = trio.current_time()
-            budget = WAKE_BUDGET
-            for owner, mask in batch:
+            while batch:
+                batch = self._turn(batch)
+                if batch:
+                    # The rest comes first after it: a new poll would begin with
+                    # the same loud streams again.
+                    await trio.lowlevel.checkpoint()
+
+    def _turn(self, batch: Batch) -> Batch:
+        """Wake owners, up to `WAKE_BUDGET`; give those that were not woken."""
+        now = trio.current_time()
+        budget = WAKE_BUDGET
+        self._cork.hold()
+        try:
+            for place, (owner, mask) in enumerate(batch):
                 if not owner.mask:
                     continue
                 budget -= owner.ready(mask, now)
                 if budget <= 0:
-                    # The rest of the batch comes first after it: a new poll
-                    # would begin with the same loud streams again.
-                    await trio.lowlevel.checkpoint()
-                    now = trio.current_time()
-                    budget = WAKE_BUDGET
+                    return batch[place + 1 :]
+        finally:
+            self._cork.release()
+        return []
 
     def close(self) -> None:
         """Close the descriptor; whoever waits for it gets ClosedResourceError.
@@ -100,13 +117,13 @@ class Poll:
         self._epoll.close()
 
 
-async def open_poll() -> Poll:
+async def open_poll(cork: Cork) -> Poll:
     """Open a poll as soon as the system has a descriptor for it (H6).
 
     A checkpoint only if it must wait. Cancelled: nothing is open.
     """
     while True:
         try:
-            return Poll()
+            return Poll(cork)
         except OSError:
             await trio.sleep(RETRY_S)

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from router.cork import Cork
 from router.errors import Fault, FaultKind, WorkerFailed
 from router.ids import AssignmentId, WorkerId
 from router.messages import Discovery, Job, Probe, ProbeResult, Share, SlotView
@@ -139,6 +140,7 @@ class RemoteWorker:
         report_bug: Callable[[str, Exception], None],
         rng: random.Random,
         waiting: Callable[[str], int] = lambda _: 0,
+        cork: Cork | None = None,
     ) -> None:
         """Connect nowhere yet.
 
@@ -151,6 +153,8 @@ class RemoteWorker:
             report_bug: told of each exception that was kept to one request.
             rng: spreads the tries of many routers to reconnect.
             waiting: gives how many requests wait for a model.
+            cork: the router's, for what its clients are sent; None: they are
+                sent each delta by itself.
         """
         self.id = WorkerId(name)
         self.works: bool | None = None
@@ -169,7 +173,9 @@ class RemoteWorker:
         self._tally = tally
         self._rng = rng
         self._waiting = waiting
+        self._cork = cork or Cork(report_bug)
         self._served = False
+        self._begun = trio.Event()
         self._last = Probe(ProbeResult.REFUSED, "there is no connection to its agent")
 
     # ---- ports.Worker ----
@@ -192,9 +198,14 @@ class RemoteWorker:
             raise WorkerFailed(Fault(FaultKind.CONNECT, _NO_ROUTE))
         if route.drains:
             raise WorkerFailed(Fault(FaultKind.DRAINED, "The worker drains."))
-        source = route.end.offer(assignment, job, delivery, self._waiting(job.target))
-        if not route.link.flush():
-            route.link.ring()
+        # The offer and its first part go out at once, and in one write.
+        self._cork.hold()
+        try:
+            source = route.end.offer(
+                assignment, job, delivery, self._waiting(job.target)
+            )
+        finally:
+            self._cork.release()
         source.opening = False
         return source
 
@@ -205,6 +216,7 @@ class RemoteWorker:
         still open are closed without a report.
         """
         self._served = True
+        self._begun.set()
         try:
             if self._site is None:
                 await trio.sleep_forever()
@@ -312,6 +324,10 @@ class RemoteWorker:
         newer one. A checkpoint. Cancelled: its sources are closed without a
         report; closing the socket is the caller's.
         """
+        # An agent that comes by itself may be here before its worker is kept, and
+        # what is told of it is the word that requests may come.
+        if not self._served:
+            await self._begun.wait()
         route = Route(self, link)
         old = self.route
         why = WireError(Reason.SUPERSEDED, "there is a newer connection")
@@ -376,7 +392,7 @@ class RemoteWorker:
             except OSError:
                 resolver.doubt(address)
                 continue
-            link = Link(transport, self._access.passport)
+            link = Link(transport, self._access.passport, self._cork)
             try:
                 await link.open()
             except WireError as reason:

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
+from router.cork import Cork
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId
 from router.messages import Job, Probe, ProbeResult, SlotView
@@ -81,6 +82,7 @@ class SupervisedWorker(DirectWorker):
         *,
         environ: Mapping[str, str] = os.environ,
         report_bug: Callable[[str, Exception], None],
+        cork: Cork | None = None,
         trace: Callable[[AssignmentId], str | None] | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -91,6 +93,7 @@ class SupervisedWorker(DirectWorker):
             waits: as for a direct worker.
             environ: the server's, below ``env``; and where the key is found.
             report_bug: as for a direct worker.
+            cork: as for a direct worker.
             trace: as for a direct worker.
             folder: where the server's log and record go; None: nowhere.
 
@@ -103,6 +106,7 @@ class SupervisedWorker(DirectWorker):
             waits,
             environ=environ,
             report_bug=report_bug,
+            cork=cork,
             trace=trace,
             explain=self._doubt,
         )

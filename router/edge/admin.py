@@ -105,6 +105,7 @@ def admin_edge(
             connections_max=_CONNECTIONS_MAX,
         ),
         router.tally,
+        router.cork,
         router.new_request_id,
         default_log() if log is None else log,
         Patience() if patience is None else patience,

@@ -89,7 +89,8 @@ class Connection:
         self._site = site
         self._poll = poll
         self._now = trio.current_time()
-        self._sink = Sink(sock, poll, site.tally)
+        self._sink = Sink(sock, poll, site.tally, site.cork)
+        self._sink.on_cut = self.hang_up
         self._parser = RequestParser(body_max=site.settings.body_max_bytes)
         self._intake = Intake(site, routes, self._sink, self._now)
         self._scope = trio.CancelScope()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
+from router.cork import Cork
 from router.errors import Fault
 from router.ids import RequestId
 from router.messages import Job
@@ -37,6 +38,7 @@ class Core(Protocol):
 
     settings: Settings
     tally: Tally
+    cork: Cork
 
     @property
     def ready(self) -> bool:

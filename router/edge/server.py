@@ -210,6 +210,7 @@ def client_edge(
     site = Site(
         settings,
         router.tally,
+        router.cork,
         router.new_request_id,
         default_log() if log is None else log,
         Patience() if patience is None else patience,

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import trio
 
+from router.cork import Cork
 from router.ports import Taken
 from router.tally import Tally
 
@@ -55,6 +56,8 @@ class Sink:
 
     __slots__ = (
         "_buffer",
+        "_cork",
+        "_corked",
         "_fd",
         "_rooms",
         "_send",
@@ -62,14 +65,18 @@ class Sink:
         "cut_off",
         "full",
         "moved_at",
+        "on_cut",
         "on_empty",
         "on_room",
     )
 
     def __init__(
-        self, sock: "Socket | socket.socket", rooms: Rooms, tally: Tally
+        self, sock: "Socket | socket.socket", rooms: Rooms, tally: Tally, cork: Cork
     ) -> None:
         """*sock* is non-blocking, and closed by its owner alone."""
+        self._cork = cork
+        #: Written in the turn of a worker that is under way.
+        self._corked = b""
         self._send = sock.send
         self._fd = sock.fileno()
         self._rooms = rooms
@@ -85,41 +92,55 @@ class Sink:
         self.on_room: Callable[[], None] = _nothing
         #: Called when all bytes are with the kernel, or will never be.
         self.on_empty: Callable[[], None] = _nothing
+        #: Called when the client is found to be gone, and nobody is there to be
+        #: told so by ``write``.
+        self.on_cut: Callable[[], None] = _nothing
 
     @property
     def held(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        return len(self._buffer)
+        return len(self._buffer) + len(self._corked)
 
     def write(self, octets: bytes) -> Taken:
-        """Send *octets*, or keep them, whole. Not a checkpoint; never raises."""
+        """Send *octets*, or keep them, whole. Not a checkpoint; never raises.
+
+        In the turn of a worker they are kept until that is over: see `Cork`.
+        """
         if self.cut_off:
             return Taken.GONE
-        buffer = self._buffer
-        if not buffer:
-            try:
-                sent = self._send(octets)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
+        if self._buffer:
+            held = len(self._buffer)
+            if held >= HIGH and held + len(octets) > CEILING:
                 self.cut()
                 return Taken.GONE
-            if sent == len(octets):
-                return _MORE
-            octets = octets[sent:]
-            self.moved_at = trio.current_time()
-            self._rooms.want_room(self._fd)
-        elif len(buffer) >= HIGH and len(buffer) + len(octets) > CEILING:
+            return self._hold(octets)
+        if self._cork.held:
+            return self._keep(octets)
+        left = self._push(octets)
+        if left is None:
             self.cut()
             return Taken.GONE
-        buffer += octets
-        held = len(buffer)
-        tally = self._tally
-        tally.buffer_high_water = max(tally.buffer_high_water, held)
-        if held >= HIGH:
-            self.full = True
-            return Taken.FULL
-        return Taken.MORE
+        return self._wait_with(left) if left else _MORE
+
+    def uncork(self) -> None:
+        """Send what was written in the turn that is over. See `Corked`."""
+        octets, self._corked = self._corked, b""
+        if not octets:
+            return
+        left = self._push(octets)
+        if left is None:
+            self.crash()
+            return
+        if left:
+            self._wait_with(left)
+        if self.full and len(left) <= LOW:
+            self.full = False
+            self.on_room()
+
+    def crash(self) -> None:
+        """Cut the client, and tell its owner. See `Corked`."""
+        self.cut()
+        self.on_cut()
 
     def flush(self) -> None:
         """Send what is held, as far as the kernel takes it. Never raises."""
@@ -152,6 +173,7 @@ class Sink:
         if self.cut_off:
             return
         self.cut_off = True
+        self._corked = b""
         if self._buffer:
             self._buffer.clear()
             self._rooms.enough(self._fd)
@@ -160,11 +182,55 @@ class Sink:
     def abandon(self) -> None:
         """Drop what is held, the socket being closed next; tell nobody."""
         self.cut_off = True
+        self._corked = b""
         self._buffer.clear()
-        self.on_empty = _nothing
+        self.on_empty = self.on_cut = _nothing
         self.quiet()
 
     def quiet(self) -> None:
         """Forget ``on_room``: the request that asked for it is over."""
         self.full = False
         self.on_room = _nothing
+
+    def _keep(self, octets: bytes) -> Taken:
+        """Keep *octets* until the turn of the worker that brought them is over."""
+        kept = self._corked
+        if kept:
+            if len(kept) >= HIGH and len(kept) + len(octets) > CEILING:
+                self.cut()
+                return Taken.GONE
+            octets = kept + octets
+        else:
+            self._cork.keep(self)
+        self._corked = octets
+        if len(octets) >= HIGH:
+            self.full = True
+            return Taken.FULL
+        return _MORE
+
+    def _push(self, octets: bytes) -> bytes | None:
+        """Send *octets*; give what is left of them, or None: the client is gone."""
+        try:
+            sent = self._send(octets)
+        except BlockingIOError:
+            return octets
+        except OSError:
+            return None
+        return octets[sent:] if sent != len(octets) else b""
+
+    def _wait_with(self, left: bytes) -> Taken:
+        """Hold what the kernel did not take, until it has room."""
+        self.moved_at = trio.current_time()
+        self._rooms.want_room(self._fd)
+        return self._hold(left)
+
+    def _hold(self, octets: bytes) -> Taken:
+        buffer = self._buffer
+        buffer += octets
+        held = len(buffer)
+        tally = self._tally
+        tally.buffer_high_water = max(tally.buffer_high_water, held)
+        if held >= HIGH:
+            self.full = True
+            return Taken.FULL
+        return _MORE

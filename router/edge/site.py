@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 
+from router.cork import Cork
 from router.edge.core import Log
 from router.ids import RequestId
 from router.settings import ServerSettings
@@ -42,6 +43,7 @@ class Site:
         self,
         settings: ServerSettings,
         tally: Tally,
+        cork: Cork,
         new_request_id: Callable[[], RequestId],
         log: Log,
         patience: Patience,
@@ -49,6 +51,7 @@ class Site:
         """Nothing here is a global: two routers keep apart (E3)."""
         self.settings = settings
         self.tally = tally
+        self.cork = cork
         self.new_request_id = new_request_id
         self.log = log
         self.patience = patience

@@ -34,7 +34,7 @@ class Greeter:
         """Hire for *router*; an agent that stays away *forget_s* is forgotten."""
         self._router = router
         self._forget_s = forget_s
-        self._door = Door(router.access, self._host, self._refused)
+        self._door = Door(router.access, self._host, self._refused, router.cork)
         self._hired: dict[str, RemoteWorker] = {}
 
     async def serve(
@@ -91,6 +91,7 @@ class Greeter:
             report_bug=router.report_bug,
             rng=random.Random(0),  # noqa: S311 - it never dials
             waiting=router.fleet.room.depth,
+            cork=router.cork,
         )
         # First: a second connection of it may come while this one is hired.
         self._hired[name] = worker

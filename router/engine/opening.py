@@ -122,6 +122,7 @@ def _hire(
             router.settings.waits,
             environ=os.environ,
             report_bug=router.report_bug,
+            cork=router.cork,
         )
         return router.add(
             adapter,
@@ -143,6 +144,7 @@ def _run(router: Router, worker: WorkerSettings, folder: Path | None) -> Keeper:
         router.settings.waits,
         environ=os.environ,
         report_bug=router.report_bug,
+        cork=router.cork,
         folder=folder,
     )
     keeper = router.add(
@@ -170,6 +172,7 @@ def _meet(router: Router, worker: WorkerSettings) -> Keeper:
         report_bug=router.report_bug,
         rng=router.rng,
         waiting=router.fleet.room.depth,
+        cork=router.cork,
     )
     keeper = router.add(adapter, slots=worker.slots, models=worker.models)
     adapter.told = keeper.told

@@ -28,6 +28,7 @@ from router.commands import (
     Rest,
     Settle,
 )
+from router.cork import Cork
 from router.engine.flight import Flight, Limits
 from router.engine.jobs import Jobs
 from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
@@ -87,6 +88,8 @@ class Router:
         waits = settings.waits
         self.settings = settings
         self.tally = Tally()
+        #: The turns of its workers' loops: what they write goes out together.
+        self.cork = Cork(self.report_bug)
         self.fleet = Fleet(settings.router, waits, rng)
         self.workers: dict[WorkerId, Worker] = {}
         self.flights: dict[RequestId, Flight] = {}

@@ -18,6 +18,7 @@ from router.messages import Delta, Finished, FinishReason, Job, Kind, Usage
 from router.ports import Receiver, Taken
 from router.settings import Settings
 from router.tally import Tally
+from tests.kit.cork import strict_cork
 
 WORKER = WorkerId("w1")
 
@@ -136,6 +137,7 @@ class StubRouter:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = Settings() if settings is None else settings
         self.tally = Tally()
+        self.cork = strict_cork()
         self.ready = True
         self.models = {"m": "m", "alias": "m"}
         #: Set: ``resolve`` raises it for unknown models.

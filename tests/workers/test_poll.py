@@ -9,6 +9,8 @@ import trio
 import trio.testing
 
 from router.engine import open_router
+from router.errors import LocalError
+from tests.kit.cork import strict_cork
 from workers.poll import READ, RETRY_S, WAKE_BUDGET, WRITE, Poll, open_poll
 
 
@@ -41,7 +43,8 @@ class Pairs:
     """Socket pairs, closed together with a poll."""
 
     def __init__(self) -> None:
-        self.poll = Poll()
+        self.cork = strict_cork()
+        self.poll = Poll(self.cork)
         self.owners: list[Owner] = []
         self.ends: list[socket.socket] = []
 
@@ -215,16 +218,16 @@ async def test_h6_a_poll_without_a_descriptor_is_opened_once_there_is_one(
     with monkeypatch.context() as short:
         short.setattr(select, "epoll", exhausted)
         with trio.move_on_after(10 * RETRY_S) as waited:
-            await open_poll()
+            await open_poll(strict_cork())
     assert waited.cancelled_caught
 
-    (await open_poll()).close()
+    (await open_poll(strict_cork())).close()
 
 
 async def test_h6_a_worker_that_comes_without_a_descriptor_ends_no_router(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    def exhausted(_: Poll) -> None:
+    def exhausted(_: Poll, _cork: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with open_router() as router:
@@ -233,6 +236,52 @@ async def test_h6_a_worker_that_comes_without_a_descriptor_ends_no_router(
             await router.add_worker("http://127.0.0.1:1")
             await trio.testing.wait_all_tasks_blocked()
         assert len(router.fleet.members) == 1
+
+
+async def test_p7_one_wake_is_one_turn() -> None:
+    pairs = Pairs()
+    held: list[bool] = []
+
+    class Keeper:
+        def uncork(self) -> None:
+            held.append(pairs.cork.held)
+
+        def crash(self) -> None:
+            pytest.fail("a bug in a test's own keeper")
+
+    keeper = Keeper()
+
+    def look() -> None:
+        held.append(pairs.cork.held)
+        pairs.cork.keep(keeper)
+
+    for owner, far in [pairs.make() for _ in range(2)]:
+        owner.then.append(look)
+        far.send(b"a")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pairs.poll.run)
+        await until_rest()
+        nursery.cancel_scope.cancel()
+
+    # Both are woken, and only then what both kept is sent.
+    assert held == [True, True, False, False]
+    pairs.close()
+
+
+async def test_an_owner_that_fails_ends_its_turn_all_the_same() -> None:
+    pairs = Pairs()
+    owner, far = pairs.make()
+
+    def fail() -> None:
+        raise LocalError("broken")
+
+    owner.then.append(fail)
+    far.send(b"a")
+    with pytest.raises(LocalError):
+        await pairs.poll.run()
+
+    assert not pairs.cork.held
+    pairs.close()
 
 
 async def test_a_close_wakes_whoever_waits() -> None:

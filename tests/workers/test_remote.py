@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from router.engine import Router, open_router
 from router.errors import Fault, FaultKind, RequestFailed, WorkerFailed
@@ -19,6 +20,7 @@ from router.messages import Finished, GenerationParams, Probe, ProbeResult, Shar
 from router.ports import SourcePhase
 from router.settings import AgentsSettings, Settings, WaitSettings, WorkerSettings
 from router.tally import Tally
+from tests.kit.cork import strict_cork
 from tests.kit.delivery import JOB, RecordingDelivery, assignment
 from tests.kit.edge import until
 from tests.kit.peer import Doorway, Peer, agent_passport, doorway
@@ -190,6 +192,45 @@ async def test_it_connects_again_and_an_old_end_tears_nothing_down() -> None:
         assert f.tally.wire["said", "lost"] == 1
 
 
+async def test_an_agent_that_is_here_before_its_worker_runs_is_not_told_of() -> None:
+    """Who is told that it is ready may send a request the next moment."""
+    async with doorway() as door, trio.open_nursery() as nursery:
+        access = router_access(AgentsSettings(), {})
+        worker = RemoteWorker(
+            "w",
+            None,
+            access,
+            tally=Tally(),
+            report_bug=lambda _where, bug: pytest.fail(str(bug)),
+            rng=random.Random(1),
+        )
+        probes: list[Probe] = []
+        worker.told = probes.append
+
+        async def carry() -> None:
+            transport = PlainTransport((socket.AF_INET, ("127.0.0.1", door.port)))
+            one = link.Link(transport, access.passport, strict_cork())
+            try:
+                await one.open()
+                await worker.carry(one)
+            finally:
+                await one.part(None)
+
+        nursery.start_soon(carry)
+        peer = await door.next(agent_passport(epoch=7))
+        await peer.open()
+        await peer.observe()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert probes == []
+        assert worker.route is None
+
+        nursery.start_soon(worker.run)
+        await until(lambda: bool(probes))
+        source, _ = _send(worker)
+        assert source.phase is not SourcePhase.CLOSED
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_newer_connection_takes_an_older_ones_place() -> None:
     """An agent that announces itself came back before it was missed."""
     async with doorway() as door, trio.open_nursery() as nursery:
@@ -206,7 +247,11 @@ async def test_a_newer_connection_takes_an_older_ones_place() -> None:
 
         async def carry() -> None:
             transport = PlainTransport((socket.AF_INET, ("127.0.0.1", door.port)))
-            one = link.Link(transport, access.passport)
+            one = link.Link(
+                transport,
+                access.passport,
+                strict_cork(),
+            )
             try:
                 await one.open()
                 ends.append(await worker.carry(one))

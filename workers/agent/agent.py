@@ -71,7 +71,7 @@ class Agent:
         self._passport = access.passport
         self._rng = rng
         self._nursery: trio.Nursery | None = None
-        self._door = Door(access, self._host, self._refused)
+        self._door = Door(access, self._host, self._refused, router.cork)
         self._guests = 0
         self._sequence = 0
         self._counts = 0
@@ -210,7 +210,7 @@ class Agent:
             began = trio.current_time()
             transport = await self._dial(site, resolver)
             if transport is not None:
-                await self._host(Link(transport, self._passport))
+                await self._host(Link(transport, self._passport, self.router.cork))
             if trio.current_time() - began > BACKOFF_S[1]:
                 backoff = BACKOFF_S[0]
             await trio.sleep(backoff * self._rng.uniform(0.5, 1.0))

@@ -195,7 +195,12 @@ async def test_h6_an_accept_that_fails_ends_nothing() -> None:
 def site() -> Site:
     router = StubRouter()
     return Site(
-        ServerSettings(), router.tally, router.new_request_id, QuietLog(), PATIENT
+        ServerSettings(),
+        router.tally,
+        router.cork,
+        router.new_request_id,
+        QuietLog(),
+        PATIENT,
     )
 
 

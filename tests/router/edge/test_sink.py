@@ -9,6 +9,7 @@ from hypothesis import given
 from router.edge.sink import CEILING, HIGH, LOW, Sink
 from router.ports import Taken
 from router.tally import Tally
+from tests.kit.cork import strict_cork
 from tests.kit.short_socket import CountedRooms, ShortSocket
 
 NEVER = 0
@@ -22,9 +23,11 @@ class Rig:
         self.sock = ShortSocket(script)
         self.rooms = CountedRooms()
         self.tally = Tally()
-        self.sink = Sink(self.sock, self.rooms, self.tally)
+        self.cork = strict_cork()
+        self.sink = Sink(self.sock, self.rooms, self.tally, self.cork)
         self.told: list[str] = []
         self.sink.on_room = lambda: self.told.append("room")
+        self.sink.on_cut = lambda: self.told.append("cut")
         self.sink.on_empty = lambda: self.told.append("empty")
 
 
@@ -157,24 +160,145 @@ async def test_an_abandoned_sink_tells_nobody_and_takes_nothing() -> None:
     assert rig.rooms.asked == [True]
 
 
+async def test_p7_what_a_turn_brings_goes_out_in_one_write_behind_it() -> None:
+    rig = Rig()
+    rig.cork.hold()
+    assert rig.sink.write(b"abc") is Taken.MORE
+    assert rig.sink.write(b"def") is Taken.MORE
+    assert rig.sock.calls == 0
+    assert rig.sink.held == 6
+
+    rig.cork.release()
+
+    assert rig.sock.sent == b"abcdef"
+    assert rig.sock.calls == 1
+    assert rig.sink.held == 0
+    # Behind the turn nothing is kept.
+    rig.sink.write(b"g")
+    assert rig.sock.sent == b"abcdefg"
+
+
+async def test_a_turn_joins_what_the_kernel_has_not_taken() -> None:
+    rig = Rig(1)
+    rig.sink.write(b"abc")
+    rig.cork.hold()
+
+    rig.sink.write(b"def")
+    rig.cork.release()
+    rig.sink.flush()
+
+    assert rig.sock.sent == b"abcdef"
+    assert rig.told == ["empty"]
+
+
+async def test_what_the_kernel_does_not_take_behind_a_turn_is_held() -> None:
+    rig = Rig(2)
+    rig.cork.hold()
+    rig.sink.write(b"abc")
+    rig.cork.release()
+
+    assert rig.sink.held == 1
+    assert rig.rooms.asked == [True]
+    assert rig.tally.buffer_high_water == 1
+    rig.sink.flush()
+    assert rig.sock.sent == b"abc"
+    assert rig.rooms.asked == [True, False]
+
+
+async def test_h5_a_turn_beyond_the_high_mark_pauses_until_it_is_sent() -> None:
+    rig = Rig()
+    rig.cork.hold()
+    assert rig.sink.write(bytes(HIGH - 1)) is Taken.MORE
+    assert rig.sink.write(b"x") is Taken.FULL
+    assert rig.told == []
+
+    rig.cork.release()
+
+    assert not rig.sink.full
+    assert rig.told == ["room"]
+
+
+async def test_h5_a_turn_that_the_kernel_does_not_take_stays_full() -> None:
+    rig = Rig(HIGH - LOW - 1, 1)
+    rig.cork.hold()
+    rig.sink.write(bytes(HIGH))
+    rig.cork.release()
+    assert rig.sink.full
+    assert rig.told == []
+
+    rig.sink.flush()
+
+    assert rig.told == ["room"]
+
+
+async def test_h5_past_the_ceiling_a_turn_cuts_its_client() -> None:
+    rig = Rig()
+    rig.cork.hold()
+    rig.sink.write(bytes(HIGH))
+    assert rig.sink.write(bytes(CEILING - HIGH)) is Taken.FULL
+    assert rig.sink.write(b"x") is Taken.GONE
+
+    rig.cork.release()
+
+    assert rig.sock.calls == 0
+    assert rig.sink.held == 0
+    # Whoever wrote was told; nobody else is.
+    assert rig.told == []
+
+
+async def test_h4_a_client_found_gone_behind_a_turn_is_told_of() -> None:
+    rig = Rig(OSError(errno.EPIPE, "broken"))
+    rig.cork.hold()
+    assert rig.sink.write(b"abc") is Taken.MORE
+
+    rig.cork.release()
+
+    assert rig.sink.cut_off
+    assert rig.told == ["cut"]
+    assert rig.sink.write(b"abc") is Taken.GONE
+
+
+async def test_an_abandoned_sink_sends_nothing_behind_its_turn() -> None:
+    rig = Rig()
+    rig.cork.hold()
+    rig.sink.write(bytes(HIGH))
+    rig.sink.abandon()
+
+    rig.cork.release()
+
+    assert rig.sock.calls == 0
+    assert rig.told == []
+
+
 @given(
-    steps=st.lists(st.tuples(st.binary(min_size=1, max_size=12), st.integers(0, 4))),
+    steps=st.lists(
+        st.tuples(
+            st.binary(min_size=1, max_size=12),
+            st.integers(0, 4),
+            st.sampled_from(["no turn", "turn begins", "whole turn"]),
+        )
+    ),
     script=st.lists(st.integers(0, 5), max_size=30),
 )
 async def test_whatever_the_kernel_takes_the_bytes_come_out_in_order(
-    steps: list[tuple[bytes, int]], script: list[int]
+    steps: list[tuple[bytes, int, str]], script: list[int]
 ) -> None:
     rig = Rig(*script)
     written = b""
 
-    for octets, flushes in steps:
+    for octets, flushes, turn in steps:
+        if turn != "no turn":
+            rig.cork.hold()
         rig.sink.write(octets)
         written += octets
+        if turn == "whole turn":
+            rig.cork.release()
         for _ in range(flushes):
             rig.sink.flush()
         assert written.startswith(rig.sock.sent)
         assert len(rig.sock.sent) + rig.sink.held == len(written)
     rig.sock.script.clear()
+    rig.cork.release()
     rig.sink.flush()
 
     assert rig.sock.sent == written
