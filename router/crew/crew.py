@@ -86,19 +86,30 @@ class Crew:
         if not member.wanted_models and tuple(member.models) != found.models:
             member.models = dict.fromkeys(found.models)
             self._reindex()
-        wanted = member.wanted_slots
-        if wanted is not None and found.slots is not None and wanted > found.slots:
-            detail = f"slots is set to {wanted}, the engine has {found.slots}"
-            member.life.fire(
-                Event.UNFIT, now, reason="slots_exceed_engine", detail=detail
-            )
+        if not self._fit_slots(member, found, now):
             return
-        if wanted is None and found.slots is not None:
-            member.slots = max(1, found.slots)
         if restarted or (member.seen and member.life.state in _RETURNS_FROM):
             member.distrust()
         member.life.fire(Event.ANSWERED, now)
         member.seen = True
+
+    def _fit_slots(self, member: Member, found: Discovery, now: float) -> bool:
+        """Take over the slots of *found*; False: ours do not fit it (S5)."""
+        wanted, has = member.wanted_slots, found.slots
+        if has is None:
+            return True
+        if wanted is None:
+            member.slots = max(1, has)
+        elif found.shares is not None:
+            # Some of its engines may be out: ours is a bound, and no mistake.
+            member.slots = min(wanted, max(1, has))
+        elif wanted > has:
+            detail = f"slots is set to {wanted}, the engine has {has}"
+            member.life.fire(
+                Event.UNFIT, now, reason="slots_exceed_engine", detail=detail
+            )
+            return False
+        return True
 
     def note(
         self, member: Member, fault: Fault, target: str, now: float, *, silent: bool

@@ -154,6 +154,18 @@ def test_p3_another_routers_job_moves_to_who_has_room_or_ends() -> None:
     assert len(made.room) == 0
 
 
+def test_s5_slots_bound_what_is_taken_of_an_agent_and_never_keep_it_out() -> None:
+    made = Fleet(RouterSettings(), WaitSettings(), random.Random(1))
+    made.add_worker(W, 0.0, slots=6)
+    found = []
+    # One of its two engines goes, both go, and both come back.
+    for slots in (8, 4, 0, 8):
+        made.answered(W, Discovery(("m",), slots, shares={"m": Share(slots)}), 0.0)
+        found.append((made.members[W].serving, made.members[W].slots))
+
+    assert found == [(True, 6), (True, 4), (True, 1), (True, 6)]
+
+
 def test_what_is_free_is_counted_over_all_that_serve() -> None:
     made = fleet(m=Share(4))
     made.add_worker(V, 0.0)
