@@ -97,9 +97,13 @@ class Resolver:
         now = trio.current_time()
         if not self._is_name or now - self._asked_at < _FRESH_S:
             return
-        found = await trio.socket.getaddrinfo(
-            self._site.host, self._site.port, type=socket.SOCK_STREAM
-        )
+        try:
+            found = await trio.socket.getaddrinfo(
+                self._site.host, self._site.port, type=socket.SOCK_STREAM
+            )
+        except UnicodeError:
+            # An empty part, or one that is too long: never looked up at all.
+            raise OSError("the host is no name that can be looked up") from None
         self._asked_at = now
         known = {address: place for place, address in enumerate(self.addresses)}
         addresses: dict[Address, None] = {}

@@ -163,7 +163,11 @@ class TlsTransport:
         Raises:
             OSError: no connection can be made.
         """
-        self._wrap(tls, name)
+        try:
+            self._wrap(tls, name)
+        except ValueError:
+            # An empty part, or one that is too long: nobody can prove to be that.
+            raise OSError("the host is no name that a certificate has") from None
         self._sock = _dial(address)
 
     @classmethod

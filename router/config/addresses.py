@@ -55,6 +55,11 @@ def parse_address(text: str) -> Address:
         raise ValueError("the host is missing: 127.0.0.1, or 0.0.0.0 for all")
     if not host.isascii() or any(c.isspace() or c in "/@" for c in host):
         raise ValueError("the host is not a name or a number")
+    try:
+        # As the resolver does, whose error is no OSError.
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError("the host has an empty or a too long part") from None
     return TcpAddress(host, int(port))
 
 

@@ -379,6 +379,14 @@ def test_d2_an_unknown_section_names_the_one_that_was_meant() -> None:
             '[[worker]]\nname = "far"\nagent = "h:0"',
             "worker[1].agent: needs host:port or [v6]:port",
         ),
+        (
+            '[[worker]]\nname = "far"\nagent = "a..b:7700"',
+            "worker[1].agent: the host has an empty or a too long part",
+        ),
+        (
+            f'[agent]\nrouters = ["{"a" * 64}.test:7700"]',
+            "agent.routers[0]: the host has an empty or a too long part",
+        ),
     ],
 )
 def test_d2_what_is_said_of_agents_is_checked(

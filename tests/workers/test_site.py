@@ -121,6 +121,14 @@ async def test_a_failed_lookup_keeps_what_was_known(
     assert hosts(resolver) == ["10.0.0.1"]
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.test"])
+async def test_a_name_that_no_resolver_takes_is_one_that_does_not_resolve(
+    host: str,
+) -> None:
+    with pytest.raises(OSError, match="no name"):
+        await Resolver(Site(False, host, 80, "")).refresh()
+
+
 async def test_a_doubted_address_stays_last_over_lookups(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -220,6 +220,12 @@ async def test_a_certificate_for_another_name_is_refused() -> None:
         transport.close()
 
 
+@pytest.mark.parametrize("name", ["", ".a", "a..b", f"{'a' * 64}.test"])
+async def test_a_name_that_no_certificate_has_is_no_connection(name: str) -> None:
+    with pytest.raises(OSError, match="no name"):
+        TlsTransport((socket.AF_INET, ("127.0.0.1", 1)), CONTEXTS.client, name)
+
+
 # ---- a whole worker over TLS ----
 
 
