@@ -7,6 +7,7 @@ comes is held in order, and never more than its credit. Pure.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Final, Protocol
 
 from router.errors import Fault, FaultKind, LocalError
@@ -226,9 +227,12 @@ class RemoteSource:
                 continue
             batch: list[Delta] = []
             while held and len(batch) < RESUME_BATCH and isinstance(held[0], Delta):
-                batch.append(held.popleft())  # type: ignore[arg-type]
-            self.count = batch[-1].index + 1
+                batch.append(self._whole(held.popleft()))  # type: ignore[arg-type]
+            self.recount(batch)
             self.deliver(self.assignment, batch)
+        if self.since == inf and not held:
+            # What was asked to finish may: its wait for usage begins here.
+            self.since = self.last_byte_at
         if self.spent >= self.refill_at:
             self.refill()
 
@@ -237,8 +241,15 @@ class RemoteSource:
         self._end.catch_up()
 
     def finish_now(self) -> None:
-        """Report Finished without usage. Not a checkpoint."""
+        """Report Finished without usage. Not a checkpoint.
+
+        Not before all that came is handed over: until then there is nothing to
+        wait for, and no time at which to ask again.
+        """
         if self.phase is not SourcePhase.FINISHING or self.reason is None:
+            return
+        if self._held:
+            self.since = inf
             return
         reason = self.reason
         self.close()
@@ -364,11 +375,25 @@ class RemoteSource:
         self.pieces.clear()
         self._end.forget(self)
 
-    def joined(self, text: str) -> str:
-        """Put the pieces that came before *text* in front of it."""
+    def joined(self, index: int, text: str) -> str:
+        """Put the pieces in front of *text*, if it is that of their delta.
+
+        Theirs is the next one to be handed over: not one that repeats, and not
+        one that has to wait behind others.
+        """
+        if index != self.count:
+            return text
         text = "".join(self.pieces) + text
         self.pieces.clear()
         return text
+
+    def recount(self, deltas: Sequence[Delta]) -> None:
+        """Count *deltas*, which are about to be handed over.
+
+        Not where they came: an end that was held counts those before it (F7).
+        One that repeats takes nothing back (F4).
+        """
+        self.count = max(self.count, 1 + max(delta.index for delta in deltas))
 
     # ---- inner parts ----
 
@@ -379,6 +404,11 @@ class RemoteSource:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker overran its credit."))
         else:
             self._held.append(what)
+
+    def _whole(self, delta: Delta) -> Delta:
+        if self.pieces:
+            delta.text = self.joined(delta.index, delta.text)
+        return delta
 
     def _enter(self, phase: SourcePhase, now: float) -> None:
         if phase is not self.phase:
@@ -397,12 +427,15 @@ class RemoteSource:
                 self.delivery.progress(self.assignment)
 
     def _take_piece(self, piece: Piece) -> None:
+        if piece.index != self.count:
+            self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
+            return
         self.pieces.append(piece.text)
         if sum(map(len, self.pieces)) > DOCUMENT_MAX:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker's answer is too long."))
 
     def _take_rich(self, rich: RichDelta) -> None:
-        text = self.joined(rich.text)
+        text = self.joined(rich.index, rich.text)
         try:
             kind = Kind(rich.kind)
         except ValueError:
@@ -413,8 +446,8 @@ class RemoteSource:
         if (kind is Kind.TOOL_CALL) is (part is None):
             self.fail(Fault(FaultKind.PROTOCOL, "The worker sent half a tool call."))
             return
-        self.count = rich.index + 1
         delta = Delta(self.assignment, rich.index, kind, text, part, rich.logprobs)
+        self.recount([delta])
         self.deliver(self.assignment, [delta])
 
     def _is_whole(self, count: int, reason: str) -> bool:

@@ -298,7 +298,7 @@ class RouterEnd:
             source.spent += DELTA_COST + (
                 len(text) if text.isascii() else len(text.encode())
             )
-            whole = source.joined(text) if source.pieces else text
+            whole = source.joined(index, text) if source.pieces else text
             deltas = [Delta(source.assignment, index, kinds[kind], whole)]
         if source is not None:
             self._deliver(source, deltas, now)
@@ -313,7 +313,7 @@ class RouterEnd:
     ) -> None:
         """Add one more delta to those of *source* that go together."""
         source.spent += DELTA_COST + len(text.encode())
-        whole = source.joined(text) if source.pieces else text
+        whole = source.joined(index, text) if source.pieces else text
         deltas.append(Delta(source.assignment, index, kind, whole))
 
     def _deliver(self, source: RemoteSource, deltas: list[Delta], now: float) -> None:
@@ -323,9 +323,12 @@ class RouterEnd:
                 source.phase is _STREAMING and not source.paused
             ) or source.begin_deltas(deltas, now):
                 source.last_byte_at = now
-                # Counted where they are handed over, not where they came: an end
-                # that was held counts those before it (F7).
-                source.count = deltas[-1].index + 1
+                # See `RemoteSource.recount`; this is what it comes to when all is well.
+                index = deltas[-1].index
+                if index == source.count + len(deltas) - 1:
+                    source.count = index + 1
+                else:
+                    source.recount(deltas)
                 source.deliver(source.assignment, deltas)
             if source.spent >= source.refill_at:
                 source.refill()

@@ -1,6 +1,7 @@
 """The router's end of an open wire (P2, P6, P7, F8)."""
 
 from collections.abc import Callable
+from math import inf
 
 import attrs
 import pytest
@@ -338,6 +339,46 @@ def test_m3_finish_now_reports_the_reason_that_is_known() -> None:
     assert desk.sent() == [Cancel(1)]
 
 
+def test_m3_finish_now_waits_for_the_client_to_take_what_came() -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    desk.hear(Finishing(1, 1, "stop"), text(1, 1, "b"))
+    source.pause()
+    desk.hear(text(1, 2, "c"))
+    source.finish_now()
+    # Nothing is due while the client is behind: nobody asks again and again.
+    assert (delivery.end, source.since) == (None, inf)
+    desk.time += 5.0
+    source.resume()
+    assert (delivery.text, source.since) == ("abc", desk.time)
+    source.finish_now()
+
+    assert delivery.end == Finished(assignment(), FinishReason.STOP)
+
+
+def test_f4_a_repeat_takes_no_delta_back() -> None:
+    desk = Desk()
+    _, delivery = streaming(desk)
+    desk.hear(text(1, 1, "b"), Accepted(1), text(1, 0, "a"), finished(1, 2))
+
+    assert isinstance(delivery.end, Finished)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_f4_a_repeat_in_one_batch_or_with_more_than_a_text_takes_none_back(
+    paused: bool,
+) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    if paused:
+        source.pause()
+    desk.hear(Deltas([(1, 1, 0, "b"), (1, 0, 0, "a")]), RichDelta(1, 0, "text", "a"))
+    desk.hear(finished(1, 2))
+    source.resume()
+
+    assert isinstance(delivery.end, Finished)
+
+
 def test_a_word_behind_the_finish_reason_still_counts() -> None:
     desk = Desk()
     _, delivery = streaming(desk)
@@ -447,6 +488,55 @@ def test_pieces_go_before_a_plain_delta_too() -> None:
     desk.hear(Piece(1, 1, "long "), text(1, 1, "text"), finished(1, 2))
 
     assert delivery.text == "along text"
+
+
+@pytest.mark.parametrize("rich", [False, True])
+def test_f1_pieces_that_were_held_go_before_their_own_delta(rich: bool) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    source.pause()
+    last = RichDelta(1, 1, "text", "C") if rich else text(1, 1, "C")
+    desk.hear(Piece(1, 1, "B"), last, RichDelta(1, 2, "text", "E"), text(1, 3, "F"))
+    desk.hear(Piece(1, 4, "G"), text(1, 4, "H"), finished(1, 5))
+    source.resume()
+
+    assert delivery.text == "aBCEFGH"
+    assert isinstance(delivery.end, Finished)
+
+
+def test_f1_a_pause_behind_a_piece_leaves_it_before_its_own_delta() -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    desk.hear(Piece(1, 1, "B"))
+    source.pause()
+    desk.hear(RichDelta(1, 1, "text", "C"), text(1, 2, "D"), finished(1, 3))
+    source.resume()
+
+    assert delivery.text == "aBCD"
+
+
+def test_f1_a_repeat_takes_no_piece_along() -> None:
+    desk = Desk()
+    _, delivery = streaming(desk)
+    desk.hear(Piece(1, 1, "B"), text(1, 0, "a"), text(1, 1, "C"), finished(1, 2))
+
+    assert [(d.index, d.text) for d in delivery.taken if d.index] == [(1, "BC")]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("index", [0, 2])
+def test_f5_a_piece_of_another_delta_than_the_next_ends_the_attempt(
+    index: int, paused: bool
+) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    if paused:
+        source.pause()
+    desk.hear(Piece(1, index, "B"))
+    source.resume()
+
+    assert isinstance(delivery.end, Fault)
+    assert delivery.end.kind is FaultKind.PROTOCOL
 
 
 def test_an_end_with_a_piece_left_over_is_a_gap() -> None:
