@@ -102,6 +102,9 @@ def _contexts(
         outward = ssl.create_default_context(cafile=authority)
         inward = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         inward.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A write never waits for a read: what it waits for is the socket's room.
+        for context in (outward, inward):
+            context.options |= ssl.OP_NO_RENEGOTIATION
         if authority is not None:
             inward.load_verify_locations(authority)
             inward.verify_mode = ssl.CERT_REQUIRED

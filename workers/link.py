@@ -70,6 +70,7 @@ class Link:
         self._bell = trio.Event()
         self._watch = trio.CancelScope()
         self._why: WireError | None = None
+        self._connected = False
         self._broken = False
 
     # ---- the task that owns it ----
@@ -86,6 +87,7 @@ class Link:
             with trio.fail_after(OPENING_S):
                 while not self._transport.advance():
                     await self._wait(self._transport.connect_mask)
+                self._connected = True
                 await self._greet()
         except trio.TooSlowError:
             raise WireError(Reason.SLOW_OPENING, "no proof in time") from None
@@ -277,7 +279,8 @@ class Link:
 
     async def _say_bye(self, why: WireError | None) -> None:
         """Send the last word behind what is half out, and let it be read."""
-        if self._broken or isinstance(why, ByeHeard):
+        if not self._connected or self._broken or isinstance(why, ByeHeard):
+            # Before its handshake TLS takes nothing, whatever the socket takes.
             return
         if why is not None and why.reason is not Reason.LOST:
             bye = pack(Bye(why.reason.value, why.words))

@@ -1,4 +1,4 @@
-"""One connection's bytes: when they go out (P7)."""
+"""One connection's bytes: when they go out, and how it ends (P1, P7)."""
 
 import socket
 from collections.abc import Iterator
@@ -8,9 +8,12 @@ import trio
 import trio.testing
 
 from tests.kit.cork import strict_cork
+from tests.kit.tls import make_contexts
+from workers import link as link_module
 from workers.link import Link
 from workers.poll import WRITE
-from workers.wire.frames import Cancel, pack
+from workers.transport import TlsTransport
+from workers.wire.frames import Cancel, Reason, WireError, pack
 from workers.wire.opening import Passport, Role
 from workers.wire.outbox import Outbox
 
@@ -73,7 +76,7 @@ async def test_p7_what_a_turn_puts_out_is_one_write_and_wakes_no_task(
         nursery.start_soon(link.carry, end)
         await trio.testing.wait_all_tasks_blocked()
 
-        cork.hold()
+        cork.hold(0.0)
         for number in range(1, 4):
             end.outbox.put(Cancel(number))
         assert paper.writes == []
@@ -81,7 +84,7 @@ async def test_p7_what_a_turn_puts_out_is_one_write_and_wakes_no_task(
 
         assert paper.writes == [b"".join(pack(Cancel(n)) for n in range(1, 4))]
         # The next turn is kept anew.
-        cork.hold()
+        cork.hold(0.0)
         end.outbox.put(Cancel(4))
         cork.release()
         assert len(paper.writes) == 2
@@ -104,3 +107,32 @@ async def test_what_is_put_out_between_turns_goes_with_the_loops_next_pass(
 
         assert paper.writes == [pack(Cancel(1)) + pack(Cancel(2))]
         nursery.cancel_scope.cancel()
+
+
+class CountedTransport(TlsTransport):
+    """Counts what is asked of it."""
+
+    __slots__ = ("asked",)
+
+    def send(self, octets: memoryview) -> int:
+        self.asked = getattr(self, "asked", 0) + 1
+        return super().send(octets)
+
+
+async def test_p1_who_says_nothing_over_tls_gets_no_last_word_and_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Its socket takes bytes at once, and TLS none before the handshake."""
+    del autojump_clock
+    monkeypatch.setattr(link_module, "PARTING_S", 0.05)
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        transport = CountedTransport.accepted(one, make_contexts().server)
+        link = Link(transport, PASSPORT, strict_cork())
+        with pytest.raises(WireError) as raised:
+            await link.open()
+        assert raised.value.reason is Reason.SLOW_OPENING
+        await link.part(raised.value)
+
+        assert getattr(transport, "asked", 0) == 0
