@@ -26,22 +26,23 @@ class Corked(Protocol):
 class Cork:
     """The turns of all workers of one router; one at a time, as they never wait."""
 
-    __slots__ = ("_keepers", "_on_bug", "held")
+    __slots__ = ("_keepers", "_on_bug", "held", "keep", "now")
 
     def __init__(self, on_bug: Callable[[str, Exception], None]) -> None:
         """*on_bug*: told of an exception in one client's chain, by its place."""
         #: A turn is under way: keep what you would send, and say so in ``keep``.
         self.held = False
+        #: When this turn began, on Trio's clock: no clock is read per delta.
+        self.now = 0.0
         self._keepers: list[Corked] = []
+        #: Has somebody uncorked at the end of this turn; to be called once a turn.
+        self.keep: Callable[[Corked], None] = self._keepers.append
         self._on_bug = on_bug
 
-    def hold(self) -> None:
-        """Begin a turn; ``release`` must follow, whatever happens."""
+    def hold(self, now: float) -> None:
+        """Begin a turn at *now*; ``release`` must follow, whatever happens."""
         self.held = True
-
-    def keep(self, keeper: Corked) -> None:
-        """Have *keeper* uncorked at the end of this turn; once is enough."""
-        self._keepers.append(keeper)
+        self.now = now
 
     def release(self) -> None:
         """End the turn: everybody sends. Idempotent; not a checkpoint.
@@ -50,10 +51,9 @@ class Cork:
             LocalError: an invariant is broken; the process should end.
         """
         self.held = False
-        keepers = self._keepers
-        if not keepers:
-            return
-        self._keepers = []
+        keepers = self._keepers[:]
+        # Emptied first, and never replaced: ``keep`` is bound to it.
+        self._keepers.clear()
         for keeper in keepers:
             try:
                 keeper.uncork()

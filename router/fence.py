@@ -5,13 +5,14 @@ state is a row of ``TRANSITIONS``. Rule 2: this file knows no HTTP, no JSON, no
 clock and no Trio. Rules F1-F6 of the contract.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from router.errors import LocalError
 from router.ids import AssignmentId, Index
+from router.messages import Delta
 from router.words import Word
 
 
@@ -118,6 +119,20 @@ class Fence:
         if index == wanted:
             return Verdict.NEXT
         return Verdict.GAP if index > wanted else Verdict.REPEAT
+
+    def all_next(self, deltas: Sequence[Delta]) -> bool:
+        """Say whether ``judge`` would find each of *deltas*, in order, NEXT.
+
+        What nearly every delta pays, at once for all that came together; False
+        for none at all.
+        """
+        owner = self.owner
+        index = self.next_index
+        for delta in deltas:
+            if delta.index != index or delta.assignment != owner:
+                return False
+            index += 1
+        return index != self.next_index
 
     def sent(self, count: int = 1) -> None:
         """Count deltas judged NEXT that the client's sink has now taken (F6)."""

@@ -230,7 +230,7 @@ class Link:
         if not octets:
             raise WireError(Reason.LOST, CLOSED)
         now = self.heard_at = trio.current_time()
-        self._cork.hold()
+        self._cork.hold(now)
         try:
             end.received(octets, now)
         finally:

@@ -96,7 +96,7 @@ class Poll:
         """Wake owners, up to `WAKE_BUDGET`; give those that were not woken."""
         now = trio.current_time()
         budget = WAKE_BUDGET
-        self._cork.hold()
+        self._cork.hold(now)
         try:
             for place, (owner, mask) in enumerate(batch):
                 if not owner.mask:

@@ -199,7 +199,7 @@ class RemoteWorker:
         if route.drains:
             raise WorkerFailed(Fault(FaultKind.DRAINED, "The worker drains."))
         # The offer and its first part go out at once, and in one write.
-        self._cork.hold()
+        self._cork.hold(trio.current_time())
         try:
             source = route.end.offer(
                 assignment, job, delivery, self._waiting(job.target)

@@ -114,10 +114,12 @@ class EventStream(_Receiver):
     __slots__ = (
         "_chunked",
         "_commit_at",
+        "_cork",
         "_encoder",
         "_head_out",
         "_keepalive_s",
         "_now",
+        "_plain",
         "_wrote_at",
     )
 
@@ -138,6 +140,9 @@ class EventStream(_Receiver):
         self._keepalive_s = keepalive_s
         self._chunked = exchange.head.minor != 0
         self._head_out = False
+        #: The head is out, and what follows goes in chunks.
+        self._plain = False
+        self._cork = exchange.site.cork
         self._wrote_at = 0.0
         # A third of what trio.current_time() costs, and asked for every delta.
         self._now = trio.lowlevel.current_clock().current_time
@@ -155,6 +160,11 @@ class EventStream(_Receiver):
         except AnswerUnfit as unfit:
             encoder.restart(begun=self._head_out)
             return unfit.fault
+        size = len(events)
+        if self._plain and 0 < size < _CHUNK_HEADED:
+            cork = self._cork
+            self._wrote_at = cork.now if cork.held else self._now()
+            return self._sink.write(_CHUNK_HEADS[size] + events + b"\r\n")
         if not events:
             return Taken.FULL if self._sink.full else Taken.MORE
         return self._write(events)
@@ -225,22 +235,17 @@ class EventStream(_Receiver):
 
     def _write(self, events: bytes, *, last: bool = False) -> Taken:
         """Write *events* as one chunk, the head first if it is due."""
-        size = len(events)
-        if self._head_out and self._chunked and size < _CHUNK_HEADED and not last:
-            self._wrote_at = self._now()
-            # No chunk of size 0, which would be the last.
-            chunk = _CHUNK_HEADS[size] + events + b"\r\n" if size else b""
-            return self._sink.write(chunk)
         head = b""
         if not self._head_out:
             self._head_out = True
+            self._plain = self._chunked
             head = self._exchange.stream_head(self._worker, self._attempts)
         if not self._chunked:
             head += events
         elif events:
             head = b"%b%x\r\n%b\r\n%b" % (
                 head,
-                size,
+                len(events),
                 events,
                 _LAST_CHUNK if last else b"",
             )

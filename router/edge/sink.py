@@ -114,26 +114,39 @@ class Sink:
                 self.cut()
                 return Taken.GONE
             return self._hold(octets)
-        if self._cork.held:
-            return self._keep(octets)
-        left = self._push(octets)
-        if left is None:
+        cork = self._cork
+        if cork.held:
+            if self._corked or len(octets) >= HIGH:
+                return self._keep(octets)
+            cork.keep(self)
+            self._corked = octets
+            return _MORE
+        try:
+            sent = self._send(octets)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
             self.cut()
             return Taken.GONE
-        return self._wait_with(left) if left else _MORE
+        return _MORE if sent == len(octets) else self._wait_with(octets[sent:])
 
     def uncork(self) -> None:
         """Send what was written in the turn that is over. See `Corked`."""
-        octets, self._corked = self._corked, b""
+        octets = self._corked
         if not octets:
             return
-        left = self._push(octets)
-        if left is None:
+        self._corked = b""
+        try:
+            sent = self._send(octets)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
             self.crash()
             return
+        left = len(octets) - sent
         if left:
-            self._wait_with(left)
-        if self.full and len(left) <= LOW:
+            self._wait_with(octets[sent:])
+        if self.full and left <= LOW:
             self.full = False
             self.on_room()
 
@@ -193,30 +206,19 @@ class Sink:
         self.on_room = _nothing
 
     def _keep(self, octets: bytes) -> Taken:
-        """Keep *octets* until the turn of the worker that brought them is over."""
+        """Keep more *octets*, or many, until the turn that brought them is over."""
         kept = self._corked
-        if kept:
-            if len(kept) >= HIGH and len(kept) + len(octets) > CEILING:
-                self.cut()
-                return Taken.GONE
-            octets = kept + octets
-        else:
+        if not kept:
             self._cork.keep(self)
+        elif len(kept) >= HIGH and len(kept) + len(octets) > CEILING:
+            self.cut()
+            return Taken.GONE
+        octets = kept + octets
         self._corked = octets
         if len(octets) >= HIGH:
             self.full = True
             return Taken.FULL
         return _MORE
-
-    def _push(self, octets: bytes) -> bytes | None:
-        """Send *octets*; give what is left of them, or None: the client is gone."""
-        try:
-            sent = self._send(octets)
-        except BlockingIOError:
-            return octets
-        except OSError:
-            return None
-        return octets[sent:] if sent != len(octets) else b""
 
     def _wait_with(self, left: bytes) -> Taken:
         """Hold what the kernel did not take, until it has room."""

@@ -54,6 +54,7 @@ _OURS: Final = frozenset(
     }
 )
 _MORE: Final = Taken.MORE
+_COMMITTED: Final = FenceState.COMMITTED
 #: Phases whose time may run out before that of the phase before them.
 _SHORT: Final = frozenset({SourcePhase.OFFERED, SourcePhase.FINISHING})
 
@@ -106,6 +107,36 @@ class Flight:
     Whatever ends it goes through ``_end``, once; ``run`` then returns.
     """
 
+    __slots__ = (
+        "_bell",
+        "_between_deltas",
+        "_grant",
+        "_receiver",
+        "_router",
+        "_sieved",
+        "_signals",
+        "_wait",
+        "attempts",
+        "client_ref",
+        "closed_by",
+        "delta_count",
+        "departed_at",
+        "ended_at",
+        "fault",
+        "fence",
+        "first_delta_at",
+        "granted_at",
+        "job",
+        "last_delta_at",
+        "outcome",
+        "phase_at_end",
+        "received_at",
+        "request",
+        "source",
+        "verdicts",
+        "wait_state",
+    )
+
     def __init__(
         self,
         router: Shell,
@@ -135,6 +166,7 @@ class Flight:
         self.source: Source | None = None
         self.attempts = Attempts(request)
         self._router = router
+        self._between_deltas = router.tally.between_deltas
         self._receiver = receiver
         self._sieved = receiver if isinstance(receiver, SievedReceiver) else None
         self._signals: tuple[Signal, ...] = ()
@@ -310,17 +342,23 @@ class Flight:
             self._bell.ring()
 
     def deltas(self, assignment: AssignmentId, deltas: Sequence[Delta]) -> None:
-        """See ``ports.Delivery``. Judge, hand over, count (F6)."""
+        """See ``ports.Delivery``. Judge, hand over, count (F6). The hot path."""
         fence = self.fence
-        judge = fence.judge
-        count = 0
-        for delta in deltas:
-            if judge(delta.assignment, delta.index, count) is not _NEXT:
-                self._some_refused(assignment, deltas)
-                return
-            count += 1
-        if count:
-            self._hand_over(deltas, count)
+        if not fence.all_next(deltas):
+            self._some_refused(assignment, deltas)
+            return
+        taken = self._receiver.take(deltas)
+        source = self.source
+        if taken is _MORE and source is not None and fence.state is _COMMITTED:
+            count = len(deltas)
+            fence.sent(count)
+            # The worker's loop reads the clock once a wake, for all its sources.
+            now = source.last_byte_at
+            self._between_deltas.observe(now - self.last_delta_at)
+            self.last_delta_at = now
+            self.delta_count += count
+            return
+        self._took(taken, len(deltas))
 
     def _some_refused(self, assignment: AssignmentId, deltas: Sequence[Delta]) -> None:
         """Go through a batch that is not all NEXT; a gap ends the attempt (F5)."""
@@ -336,23 +374,21 @@ class Flight:
                 gap = True
                 break
         if taken:
-            self._hand_over(taken, len(taken))
+            self._took(self._receiver.take(taken), len(taken))
         if gap and self.fence.owner == assignment:
             self._give_up(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
 
-    def _hand_over(self, deltas: Sequence[Delta], count: int) -> None:
+    def _took(self, taken: Taken | Fault, count: int) -> None:
+        """Count *count* deltas that were handed over, if the receiver took them."""
+        if taken is Taken.GONE:
+            self.gone()
+            return
+        if isinstance(taken, Fault):
+            self._give_up(taken)
+            return
         fence = self.fence
         receiver = self._receiver
-        taken = receiver.take(deltas)
-        if taken is not _MORE:
-            if taken is Taken.GONE:
-                self.gone()
-                return
-            if isinstance(taken, Fault):
-                self._give_up(taken)
-                return
         source = self.source
-        # The worker's loop reads the clock once a wake, for all its sources.
         now = source.last_byte_at if source is not None else trio.current_time()
         if receiver.buffered:
             fence.kept(count)
@@ -362,15 +398,14 @@ class Flight:
             fence.sent(count)
             if first and fence.owner is not None:
                 self._router.fleet.committed(fence.owner)
-        tally = self._router.tally
         if first:
             self.first_delta_at = now
-            tally.first_delta.observe(now - self.received_at)
+            self._router.tally.first_delta.observe(now - self.received_at)
             if not receiver.buffered:
                 # From commit on the receiver keeps alive: a nearer deadline.
                 self._bell.ring()
         else:
-            tally.between_deltas.observe(now - self.last_delta_at)
+            self._between_deltas.observe(now - self.last_delta_at)
         self.last_delta_at = now
         self.delta_count += count
         if taken is not _MORE:

@@ -38,7 +38,7 @@ class Rig:
 
 def test_who_keeps_is_uncorked_once_when_the_turn_is_over() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.keeper("a")
     rig.keeper("b")
     assert rig.told == []
@@ -58,7 +58,7 @@ def test_what_is_sent_while_uncorking_is_not_kept_again() -> None:
         def uncork(self) -> None:
             held.append(self.cork.held)
 
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.cork.keep(Asks(rig.cork, rig.told))
     rig.cork.release()
 
@@ -67,7 +67,7 @@ def test_what_is_sent_while_uncorking_is_not_kept_again() -> None:
 
 def test_l1_a_bug_of_one_keeper_is_its_own() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     first = rig.keeper("a")
     rig.keeper("b")
     first.bug = ValueError("a bug")
@@ -80,7 +80,7 @@ def test_l1_a_bug_of_one_keeper_is_its_own() -> None:
 
 def test_l1_a_broken_invariant_ends_more_than_one_client() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.keeper("a").bug = LocalError("broken")
 
     with pytest.raises(LocalError):
@@ -91,9 +91,9 @@ def test_l1_a_broken_invariant_ends_more_than_one_client() -> None:
 
 def test_a_turn_within_a_turn_sends_what_both_kept() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.keeper("outer")
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.keeper("inner")
     rig.cork.release()
     assert rig.told == ["outer uncorked", "inner uncorked"]

@@ -1,12 +1,14 @@
 """The fence, rule by rule."""
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.errors import LocalError
 from router.fence import TRANSITIONS, Event, Fence, State, Verdict
 from router.ids import AssignmentId, RequestId
+from router.messages import Delta, Kind
 
 REQUEST = RequestId("r")
 FIRST = AssignmentId(REQUEST, 1)
@@ -41,6 +43,36 @@ def test_f3_only_the_owners_next_index_is_next() -> None:
 
 def test_f3_an_equal_assignment_need_not_be_the_same_object() -> None:
     assert opened().judge(AssignmentId(RequestId("r"), 1), 0) is Verdict.NEXT
+
+
+_STAMPS = st.lists(st.tuples(st.sampled_from([FIRST, SECOND]), st.integers(0, 4)))
+
+
+@given(state=st.sampled_from(["idle", "open", "sent", "revoked"]), stamps=_STAMPS)
+def test_f3_a_batch_is_all_next_exactly_where_each_delta_is(
+    state: str, stamps: list[tuple[AssignmentId, int]]
+) -> None:
+    fence = Fence()
+    if state != "idle":
+        fence.assign(FIRST)
+    if state == "sent":
+        fence.sent(2)
+    if state == "revoked":
+        fence.revoke()
+    deltas = [Delta(owner, index, Kind.TEXT, "x") for owner, index in stamps]
+
+    one_by_one = [
+        fence.judge(delta.assignment, delta.index, ahead)
+        for ahead, delta in enumerate(deltas)
+    ]
+
+    wanted = bool(deltas) and all(verdict is Verdict.NEXT for verdict in one_by_one)
+    assert fence.all_next(deltas) is wanted
+
+
+def test_f3_an_equal_assignment_in_a_batch_need_not_be_the_same_object() -> None:
+    other = AssignmentId(RequestId("".join(["", "r"])), 1)
+    assert opened().all_next([Delta(other, 0, Kind.TEXT, "x")])
 
 
 def test_f4_deltas_of_a_revoked_assignment_are_late_and_then_stale() -> None:

@@ -162,7 +162,7 @@ async def test_an_abandoned_sink_tells_nobody_and_takes_nothing() -> None:
 
 async def test_p7_what_a_turn_brings_goes_out_in_one_write_behind_it() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     assert rig.sink.write(b"abc") is Taken.MORE
     assert rig.sink.write(b"def") is Taken.MORE
     assert rig.sock.calls == 0
@@ -181,7 +181,7 @@ async def test_p7_what_a_turn_brings_goes_out_in_one_write_behind_it() -> None:
 async def test_a_turn_joins_what_the_kernel_has_not_taken() -> None:
     rig = Rig(1)
     rig.sink.write(b"abc")
-    rig.cork.hold()
+    rig.cork.hold(0.0)
 
     rig.sink.write(b"def")
     rig.cork.release()
@@ -193,7 +193,7 @@ async def test_a_turn_joins_what_the_kernel_has_not_taken() -> None:
 
 async def test_what_the_kernel_does_not_take_behind_a_turn_is_held() -> None:
     rig = Rig(2)
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.sink.write(b"abc")
     rig.cork.release()
 
@@ -207,7 +207,7 @@ async def test_what_the_kernel_does_not_take_behind_a_turn_is_held() -> None:
 
 async def test_h5_a_turn_beyond_the_high_mark_pauses_until_it_is_sent() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     assert rig.sink.write(bytes(HIGH - 1)) is Taken.MORE
     assert rig.sink.write(b"x") is Taken.FULL
     assert rig.told == []
@@ -220,7 +220,7 @@ async def test_h5_a_turn_beyond_the_high_mark_pauses_until_it_is_sent() -> None:
 
 async def test_h5_a_turn_that_the_kernel_does_not_take_stays_full() -> None:
     rig = Rig(HIGH - LOW - 1, 1)
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.sink.write(bytes(HIGH))
     rig.cork.release()
     assert rig.sink.full
@@ -233,7 +233,7 @@ async def test_h5_a_turn_that_the_kernel_does_not_take_stays_full() -> None:
 
 async def test_h5_past_the_ceiling_a_turn_cuts_its_client() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.sink.write(bytes(HIGH))
     assert rig.sink.write(bytes(CEILING - HIGH)) is Taken.FULL
     assert rig.sink.write(b"x") is Taken.GONE
@@ -248,7 +248,7 @@ async def test_h5_past_the_ceiling_a_turn_cuts_its_client() -> None:
 
 async def test_h4_a_client_found_gone_behind_a_turn_is_told_of() -> None:
     rig = Rig(OSError(errno.EPIPE, "broken"))
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     assert rig.sink.write(b"abc") is Taken.MORE
 
     rig.cork.release()
@@ -260,7 +260,7 @@ async def test_h4_a_client_found_gone_behind_a_turn_is_told_of() -> None:
 
 async def test_an_abandoned_sink_sends_nothing_behind_its_turn() -> None:
     rig = Rig()
-    rig.cork.hold()
+    rig.cork.hold(0.0)
     rig.sink.write(bytes(HIGH))
     rig.sink.abandon()
 
@@ -288,7 +288,7 @@ async def test_whatever_the_kernel_takes_the_bytes_come_out_in_order(
 
     for octets, flushes, turn in steps:
         if turn != "no turn":
-            rig.cork.hold()
+            rig.cork.hold(0.0)
         rig.sink.write(octets)
         written += octets
         if turn == "whole turn":
