@@ -71,7 +71,7 @@ def test_f3_a_batch_is_all_next_exactly_where_each_delta_is(
 
 
 def test_f3_an_equal_assignment_in_a_batch_need_not_be_the_same_object() -> None:
-    other = AssignmentId(RequestId("".join(["", "r"])), 1)
+    other = AssignmentId(RequestId("r"), 1)
     assert opened().all_next([Delta(other, 0, Kind.TEXT, "x")])
 
 
