@@ -109,6 +109,8 @@ class Link:
     async def part(self, why: WireError | None) -> None:
         """Say why, and close. A checkpoint; takes `PARTING_S` at most.
 
+        An end that stops in order sends first what its outbox still holds (D3).
+
         *why*: None, or what the peer said itself: nothing is said.
         """
         with trio.move_on_after(PARTING_S) as scope:
@@ -284,7 +286,11 @@ class Link:
             return
         if why is not None and why.reason is not Reason.LOST:
             bye = pack(Bye(why.reason.value, why.words))
-            await self._send_whole(bytes(self._rest) + bye)
+            await self._send_whole(bytes(self._rest))
+            if why.reason is Reason.STOPPING and self._end is not None:
+                while octets := self._end.outbox.pull():
+                    await self._send_whole(octets)
+            await self._send_whole(bye)
             # A socket that closes over unread bytes sends a RST, which may
             # overtake the word.
             left = PARTING_MAX

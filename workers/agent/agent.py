@@ -29,11 +29,12 @@ from workers.wire.hosting import Memory
 from workers.wire.inbound import Inbound, State
 from workers.wire.opening import ByeHeard
 
-#: Seconds between two looks at the clocks; while routers contend for slots; and
-#: in which what changes is gathered.
+#: Seconds between two looks at the clocks; while routers contend for slots; in
+#: which what changes is gathered; and between two looks for rest, in a drain.
 TICK_S: Final = 0.5
 CONTEST_S: Final = 0.02
 GATHER_S: Final = 0.005
+REST_S: Final = 0.02
 #: Seconds before the first and between later tries to reach a router.
 BACKOFF_S: Final = (0.1, 5.0)
 #: Assignments that are started before others get their turn.
@@ -65,7 +66,7 @@ class Agent:
         self.epoch = access.passport.epoch
         self.draining = False
         self.visits: dict[Guest, Visit] = {}
-        #: Set when it drains, and has nothing to do any more.
+        #: Set when it drains, and every router has read the end of all that it had.
         self.rested = trio.Event()
         self._access = access
         self._passport = access.passport
@@ -76,6 +77,7 @@ class Agent:
         self._sequence = 0
         self._counts = 0
         self._news = trio.Event()
+        self._drains = trio.Event()
         self._begun: deque[Flight] = deque()
         self._starts = trio.Event()
 
@@ -94,6 +96,7 @@ class Agent:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._pulse)
+            nursery.start_soon(self._rest)
             nursery.start_soon(self._start, nursery)
             for listener in listeners:
                 nursery.start_soon(self._door.listen, listener)
@@ -113,14 +116,17 @@ class Agent:
         """Take no offer any more; what runs may finish (L5). Idempotent."""
         if not self.draining:
             self.draining = True
+            self._drains.set()
             self.changed()
             for visit in self.visits.values():
                 visit.drain()
 
     def dismiss(self) -> None:
-        """Part with every router: the drain is over. Not a checkpoint."""
+        """Part with every router: the drain is over. Not a checkpoint.
+
+        What waits to be written goes first, as far as ``Link.part`` has time.
+        """
         for visit in self.visits.values():
-            visit.link.flush()
             visit.link.stop(WireError(Reason.STOPPING, "the agent stops"))
 
     @property
@@ -160,8 +166,6 @@ class Agent:
     def changed(self) -> None:
         """See ``visit.House``."""
         self._news.set()
-        if self.draining and not self.active:
-            self.rested.set()
 
     def run(self, flight: Flight) -> None:
         """See ``visit.House``."""
@@ -268,6 +272,14 @@ class Agent:
         return visit
 
     # ---- time ----
+
+    async def _rest(self) -> None:
+        """Set ``rested`` when it is so, once it drains."""
+        await self._drains.wait()
+        # Each is asked at once: an answer takes the way to a router and back.
+        while [v for v in self.visits.values() if not v.at_rest()]:  # noqa: ASYNC110
+            await trio.sleep(REST_S)
+        self.rested.set()
 
     async def _pulse(self) -> None:
         """Look at what is due: heartbeats, silences, claims (P4)."""

@@ -73,6 +73,7 @@ class _Told:
     """What the router was told last."""
 
     at: float = -float("inf")
+    sequence: int = 0
     models: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     slots: tuple[int, int] = (-1, -1)
     hosts: list[Host] | None = None
@@ -97,6 +98,8 @@ class Visit:
         self._house = house
         self._told = _Told()
         self._looked_at = self.since
+        #: Of the observation behind all that its router is owed, while that is so.
+        self._all_said: int | None = None
         self.end = AgentEnd(
             self,
             house.memory,
@@ -160,6 +163,20 @@ class Visit:
         """Say that no offer is taken any more (L5)."""
         self.end.outbox.put(Draining())
 
+    def at_rest(self) -> bool:
+        """Say whether nothing is owed here, and the router has read all of it.
+
+        It has, when it has answered an observation that went out behind the last
+        word: what was only written may be in any buffer on the way (L5).
+        """
+        if self.receivers or self.end.inbounds:
+            self._all_said = None
+            return False
+        if self._all_said is None:
+            self.observe(trio.current_time(), fresh=True)
+            self._all_said = self._told.sequence
+        return self.end.seen >= self._all_said
+
     def tick(self, now: float) -> None:
         """Observe where a heartbeat is due or something is new (P4, W5)."""
         if now - self._looked_at >= LOOK_S:
@@ -183,10 +200,11 @@ class Visit:
             return
         slots = slots_of(router)
         hosts = hosts_of(router) if fresh else told.hosts
+        sequence = house.next_sequence()
         self.end.observe(
             Observation(
                 house.epoch,
-                house.next_sequence(),
+                sequence,
                 slots[0],
                 slots[1],
                 models,
@@ -195,7 +213,7 @@ class Visit:
                 None if hosts == told.hosts else hosts,
             )
         )
-        self._told = _Told(now, models, slots, hosts)
+        self._told = _Told(now, sequence, models, slots, hosts)
 
     def leave(self) -> None:
         """The connection is over: so is all that it had begun (P5)."""

@@ -340,14 +340,76 @@ async def test_l5_a_draining_agent_finishes_what_it_has_and_takes_nothing() -> N
         assert not agent.agent.rested.is_set()
         go.set()
         await peer.expect(frames.Finished)
-        with trio.fail_after(1):
-            await agent.agent.rested.wait()
+        await see_all(peer, agent)
 
         async with calling(agent.port, router_passport("later")) as late:
             await late.open()
             await late.expect(Draining)
         agent.agent.dismiss()
         await peer.ended()
+        assert peer.heard[-1] == Bye("stopping", "the agent stops")
+
+
+async def see_all(peer: Peer, agent: RunningAgent) -> None:
+    """Answer observations, as routers do, until *agent* has its rest."""
+    with trio.fail_after(1):
+        while not agent.agent.rested.is_set():
+            await peer.send(Seen((await peer.expect(Observation)).sequence))
+            with trio.move_on_after(2 * agent_module.REST_S):
+                await agent.agent.rested.wait()
+
+
+@asynccontextmanager
+async def unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[RunningAgent, Peer, int]]:
+    """An answer that is whole at its agent, of which its router reads nothing yet."""
+    monkeypatch.setattr(link, "PARTING_S", 0.5)
+    enough = trio.Event()
+    said_so_far = 0
+
+    async def talks(x: Exchange) -> None:
+        nonlocal said_so_far
+        await x.role()
+        while not enough.is_set():
+            await x.text("x" * 50_000)
+            said_so_far += 50_000
+        await x.finish()
+        await x.done()
+        await x.end()
+
+    async with open_agent(talks) as agent, visiting(agent) as peer:
+        await peer.send(*offer_of(peer, credit=10**9))
+        (guest,) = agent.agent.visits.values()
+        await until(lambda: guest.end.outbox.size > 300_000)
+        enough.set()
+        await until(lambda: not agent.agent.active)
+        yield agent, peer, said_so_far
+
+
+async def test_l5_an_agent_rests_only_when_its_routers_have_read_every_answers_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with unread(monkeypatch) as (agent, peer, length):
+        agent.agent.drain()
+        with trio.move_on_after(3 * agent_module.REST_S) as tried:
+            await agent.agent.rested.wait()
+        assert tried.cancelled_caught
+
+        await peer.expect(frames.Finished)
+        assert len(said(peer, 1)) == length
+        await see_all(peer, agent)
+
+
+async def test_d3_what_is_written_goes_out_before_the_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with unread(monkeypatch) as (agent, peer, length):
+        agent.agent.dismiss()
+        await peer.ended()
+
+        assert len(said(peer, 1)) == length
+        assert isinstance(peer.heard[-2], frames.Finished)
         assert peer.heard[-1] == Bye("stopping", "the agent stops")
 
 
