@@ -11,6 +11,7 @@ from typing import Final
 from router.errors import Fault, FaultKind
 from router.words import Word
 from workers.wire.frames import Declined, Failed
+from workers.wire.shapes import milliseconds, number_of
 
 #: Bytes of an error body (W7), and of a sentence, that cross.
 BODY_MAX: Final = 64 * 1024
@@ -106,15 +107,14 @@ def fault_of_decline(declined: Declined) -> Fault:
 
 def failed_of(stream: int, fault: Fault) -> Failed:
     """Write *fault* as a router may hear it."""
-    after = fault.retry_after
     return Failed(
         stream,
         _ABROAD.get(fault.kind, fault.kind).value,
         fault.message[:WORDS_MAX],
-        fault.status,
+        number_of(fault.status),
         fault.body[:BODY_MAX],
         _short(fault.error_type),
-        None if after is None else max(0, int(after * 1000)),
+        milliseconds(fault.retry_after),
         _short(fault.param),
         _short(fault.code),
     )

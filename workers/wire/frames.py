@@ -36,6 +36,12 @@ WINDOW: Final = 64 * 1024
 #: What a delta costs of its credit besides the bytes of its text: about what an
 #: end that must hold it pays for it.
 DELTA_COST: Final = 64
+#: Greatest number, and characters of a name and of words for people.
+NUMBER_MAX: Final = 2**53
+NAME_MAX: Final = 256
+SENTENCE_MAX: Final = 4096
+#: Greatest number of an attempt.
+ATTEMPT_MAX: Final = 2**31
 #: Seconds between two observations, and of silence after which an end is lost.
 HEARTBEAT_S: Final = 1.0
 EXPIRY_S: Final = 3.0
@@ -94,10 +100,10 @@ class WireError(RouterError):
         self.words = words
 
 
-Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
-Stream: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-Sentence: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Stream: TypeAlias = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+Sentence: TypeAlias = Annotated[str, Meta(max_length=SENTENCE_MAX)]
 Bytes64: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 
 
@@ -150,7 +156,7 @@ class Offer(Message, tag=16):
     stream: Stream
     """Names the assignment on this connection; never used twice."""
     request: Name
-    attempt: Annotated[int, Meta(ge=1, le=2**31)]
+    attempt: Annotated[int, Meta(ge=1, le=ATTEMPT_MAX)]
     epoch: Number
     """The agent's, as the router knows it."""
     target: Name
@@ -323,7 +329,7 @@ class Observation(Message, tag=41):
     """Of all its engines that serve."""
     load: Number
     """Of these, how many work, for whomever."""
-    models: dict[str, tuple[Number, Annotated[int, Meta(ge=0, le=2)]]]
+    models: dict[Name, tuple[Number, Annotated[int, Meta(ge=0, le=2)]]]
     """Model to what the router may have there, its own included, and to 0: out,
     1: coming up, 2: serving."""
     context: Number | None

@@ -32,6 +32,7 @@ from workers.wire.inbound import Inbound, State
 from workers.wire.jobs import JobUnreadable, decode_job
 from workers.wire.opening import heard
 from workers.wire.outbox import Outbox
+from workers.wire.shapes import fit
 
 #: Ends that are kept for duplicate offers, and requests whose attempts are.
 ENDED_MAX: Final = 256
@@ -187,8 +188,8 @@ class AgentEnd:
     # ---- calls from the agent ----
 
     def observe(self, observation: Observation) -> None:
-        """Tell the router what the agent is."""
-        self.outbox.put(observation)
+        """Tell the router what the agent is, as far as a frame has it."""
+        self.outbox.put(fit(observation))
 
     def end(self) -> None:
         """The connection is gone: so is all that it had begun, at once (P5)."""

@@ -13,7 +13,7 @@ from router.errors import Fault, LocalError
 from router.messages import Delta, FinishReason, Kind
 from router.messages import Finished as WholeAnswer
 from router.words import Word
-from workers.wire.faults import Decline, failed_of
+from workers.wire.faults import WORDS_MAX, Decline, failed_of
 from workers.wire.frames import (
     DELTA_COST,
     TEXT_MAX,
@@ -26,12 +26,12 @@ from workers.wire.frames import (
     Offer,
     Piece,
     RichDelta,
-    Tokens,
     Tool,
     Waiting,
 )
 from workers.wire.outbox import HIGH, Outbox
 from workers.wire.routing import cost_of
+from workers.wire.shapes import milliseconds, number_of, tokens_of
 
 
 class State(Word):
@@ -182,8 +182,8 @@ class Inbound:
     ) -> None:
         """Do not begin it."""
         self._fire(Event.DECLINE)
-        after = None if retry_after is None else int(retry_after * 1000)
-        self._last(Declined(self.number, reason.value, words, after))
+        after = milliseconds(retry_after)
+        self._last(Declined(self.number, reason.value, words[:WORDS_MAX], after))
 
     def wait(self, state: str) -> None:
         """Tell what its engine's silence means; see ``frames.Waiting``."""
@@ -229,21 +229,12 @@ class Inbound:
     def finish(self, finished: WholeAnswer) -> None:
         """The answer is whole; what waits for credit goes before its end."""
         self._fire(Event.FINISH)
-        usage = finished.usage
-        tokens = None
-        if usage is not None:
-            tokens = Tokens(
-                usage.prompt_tokens,
-                usage.completion_tokens,
-                usage.cached_tokens,
-                usage.reasoning_tokens,
-            )
         self._last(
             Finished(
                 self.number,
                 self.next_index,
                 finished.reason.value,
-                tokens,
+                tokens_of(finished.usage),
                 finished.stop_sequence,
             )
         )
@@ -258,7 +249,7 @@ class Inbound:
         """Answer a question for a number of tokens."""
         if self.state is not _ENDED:
             self._fire(Event.FINISH)
-            self._last(Counted(self.number, tokens))
+            self._last(Counted(self.number, number_of(tokens)))
 
     # ---- what its router does with it ----
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol
 
-from router.errors import Fault, FaultKind, LocalError
+from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, RequestId
 from router.messages import Delta, Endpoint, Job, Kind
 from router.ports import Delivery, SourcePhase
@@ -40,6 +40,7 @@ from workers.wire.frames import (
 from workers.wire.jobs import encode_job
 from workers.wire.opening import heard
 from workers.wire.outbox import Outbox
+from workers.wire.shapes import is_name
 
 #: Kinds of a delta that has a text and nothing else, by their number.
 PLAIN_KINDS: Final = (Kind.TEXT, Kind.REASONING, Kind.REFUSAL)
@@ -165,7 +166,14 @@ class RouterEnd:
             job: what is to be done.
             delivery: the engine's end.
             waiting: jobs for the same model that wait behind it.
+
+        Raises:
+            WorkerFailed: the wire has no name for its model.
         """
+        if not is_name(job.target):
+            raise WorkerFailed(
+                Fault(FaultKind.MODEL_GONE, "The worker has no such model.")
+            )
         octets = encode_job(job)
         window = DOCUMENT_WINDOW if job.endpoint is Endpoint.EMBEDDINGS else WINDOW
         number = self._numbers = self._numbers + 1
@@ -179,8 +187,11 @@ class RouterEnd:
 
     def count(self, job: Job, told: Callable[[int | None], None]) -> int:
         """Ask for the tokens of *job*'s prompt; give a number to drop it by."""
-        octets = encode_job(job)
         number = self._numbers = self._numbers + 1
+        if not is_name(job.target):
+            told(None)
+            return number
+        octets = encode_job(job)
         counting = self._counts[number] = _Count(number, octets, told)
         # It is nobody's assignment.
         assignment = AssignmentId(RequestId(f"count-{number}"), 1)
