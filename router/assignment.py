@@ -114,6 +114,8 @@ class Attempts:
     phase: Phase = attrs.field(default=Phase.RECEIVED, init=False)
     trail: list[Attempt] = attrs.field(factory=list, init=False)
     tried: set[WorkerId] = attrs.field(factory=set, init=False)
+    begun: int = attrs.field(default=0, init=False)
+    """Attempts so far, also those that the trail no longer holds."""
     charged: int = attrs.field(default=0, init=False)
     """Attempts that count against ``attempts``; *loading* does not (A3)."""
     current: Attempt | None = attrs.field(default=None, init=False)
@@ -138,7 +140,8 @@ class Attempts:
         if worker in self.tried:
             raise LocalError(f"{self.request} goes back to {worker}")
         self._fire(Event.OFFER)
-        assignment = AssignmentId(self.request, len(self.trail) + 1)
+        self.begun += 1
+        assignment = AssignmentId(self.request, self.begun)
         self.current = Attempt(assignment, worker, now, was_ready, candidates)
         self.trail.append(self.current)
         self.charged += 1
@@ -157,7 +160,9 @@ class Attempts:
 
         Args:
             fault: why.
-            tried: the worker is out for this request and the attempt counts.
+            tried: the worker is out for this request and the attempt counts. Of
+                those that do not count the trail keeps the first one of each
+                worker and kind: there is no limit on how often they happen.
         """
         self._fire(Event.MOVE)
         attempt = self._end(fault)
@@ -165,6 +170,11 @@ class Attempts:
             self.tried.add(attempt.worker)
         else:
             self.charged -= 1
+            if any(
+                (a.worker, a.fault and a.fault.kind) == (attempt.worker, fault.kind)
+                for a in self.trail[:-1]
+            ):
+                self.trail.pop()
 
     def complete(self) -> None:
         """The whole answer was handed over."""

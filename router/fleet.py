@@ -196,6 +196,11 @@ class Fleet:
             self._dispatch(member, now, out)
         return out
 
+    def rests_until(self, worker: WorkerId, now: float) -> float:
+        """Say when ``dispatch`` must be called next for *worker*; inf: never."""
+        member = self.members.get(worker)
+        return INF if member is None else member.wakes_at(now)
+
     def settled(
         self, worker: WorkerId, assignment: AssignmentId, now: float
     ) -> list[Command]:
@@ -252,6 +257,8 @@ class Fleet:
         """The worker answered with a 200 head. Too late: changes nothing."""
         entry = self._live(assignment)
         if entry is not None and entry.attempts.phase is Phase.OFFERED:
+            member = self.members[_current(entry).worker]
+            member.turned.pop(entry.target, None)
             entry.attempts.accept()
 
     def committed(self, assignment: AssignmentId) -> None:
@@ -305,6 +312,9 @@ class Fleet:
         self._release(member, assignment, now, out, over=over_at_once(fault))
         if fault.kind is FaultKind.SERVER_ERROR:
             entry.owed.append(member.id)
+        elif fault.kind is FaultKind.NO_SLOT:
+            if self._crew.no_slot(member, entry.target, attempt.granted_at, now):
+                out.append(Rest(member.id, member.wakes_at(now)))
         elif self._crew.note(member, fault, entry.target, now, silent=silent):
             out.append(Rest(member.id, member.rest_until))
         if fault.kind in _SUSPICIOUS:
@@ -387,7 +397,7 @@ class Fleet:
         if entry is None or attempt is None:
             return False
         return any(
-            m.id != attempt.worker and m.has_room(now) and m.takes(entry.target)
+            m.id != attempt.worker and m.has_room(now) and m.takes(entry.target, now)
             for m in self._untried(entry)
         )
 
@@ -414,7 +424,7 @@ class Fleet:
         attempts = entry.attempts
         members = self.models.get(entry.target, ())
         best = choose(
-            (m for m in members if m.takes(entry.target)), attempts.tried, now
+            (m for m in members if m.takes(entry.target, now)), attempts.tried, now
         )
         if best is not None:
             self._grant(entry, best, now, out)
@@ -483,7 +493,7 @@ class Fleet:
 
         while self.room and member.has_room(now):
             # Where others use it too, our part of each model has a room of its own.
-            open_for = [m for m in member.models if member.takes(m)]
+            open_for = [m for m in member.models if member.takes(m, now)]
             request = self.room.first(open_for, fits)
             if request is None:
                 return

@@ -147,7 +147,7 @@ class Keeper:
 
     def rest(self, until: float) -> None:
         """Call the fleet's ``dispatch`` at *until*. Not a checkpoint."""
-        self._rest_until = until
+        self._rest_until = min(self._rest_until, until)
         self._alarm.set()
 
     def cut_at(self, at: float) -> None:
@@ -429,6 +429,8 @@ class Keeper:
             if now >= self._rest_until:
                 self._rest_until = inf
                 self._shell.apply(self._fleet.dispatch(self.worker.id, now))
+                # It may rest from one model longer than from another.
+                self.rest(self._fleet.rests_until(self.worker.id, now))
             if now >= self._cut_at:
                 self._cut_at = inf
                 self._shell.cut(self.worker.id)

@@ -17,6 +17,12 @@ from router.messages import Discovery
 REST_MAX_S: Final = 60.0
 #: Longest pause between two trials of a suspect worker, in seconds.
 TRIAL_MAX_S: Final = 30.0
+#: How often in a row a worker may have no slot for a model that it has just shown
+#: room for, before it rests from that model; and the seconds of the first and of the
+#: longest such rest (P3). The longest is within the time for which an agent keeps a
+#: slot for a router that it told of it (``shares.CLAIM_S``).
+TURNS_MAX: Final = 3
+TURNED_S: Final = (0.05, 0.2)
 #: A worker that becomes ready out of these comes back, and is ramped (S7).
 _RETURNS_FROM: Final = frozenset(
     {State.STARTING, State.LOADING, State.LOST, State.FAILED}
@@ -83,6 +89,8 @@ class Crew:
         member.started_at = found.started_at
         member.context = found.context
         member.shares = None if found.shares is None else dict(found.shares)
+        for model in member.turned.keys() - (found.shares or {}).keys():
+            del member.turned[model]
         if not member.wanted_models and tuple(member.models) != found.models:
             member.models = dict.fromkeys(found.models)
             self._reindex()
@@ -133,9 +141,7 @@ class Crew:
             rest = fault.retry_after or self._rng.uniform(0.25, 0.75)
             member.rest_until = now + min(rest, REST_MAX_S)
             return True
-        if kind is FaultKind.NO_SLOT:
-            member.shut(target)
-        elif kind is FaultKind.LOADING:
+        if kind is FaultKind.LOADING:
             member.life.fire(Event.LOADS, now)
         elif kind is FaultKind.UNAUTHORIZED:
             member.life.fire(
@@ -148,6 +154,19 @@ class Crew:
             member.models.pop(target, None)
             self._reindex()
         return False
+
+    def no_slot(
+        self, member: Member, target: str, granted_at: float, now: float
+    ) -> bool:
+        """*member* had no slot for an offer of *granted_at* (P3); say whether it
+        now rests from *target*."""
+        member.shut(target)
+        times = member.turned_away(target, granted_at, now)
+        if times < TURNS_MAX:
+            return False
+        pause = min(TURNED_S[1], TURNED_S[0] * 2.0 ** min(times - TURNS_MAX, 8))
+        member.turned[target].until = now + pause * self._rng.uniform(0.75, 1.0)
+        return True
 
     def blame(self, member: Member, now: float) -> bool:
         """Count one fault of *member*; say whether it now rests (S6).

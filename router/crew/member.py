@@ -18,6 +18,18 @@ DEFAULT_SLOTS = 4
 
 
 @attrs.define(eq=False)
+class Turned:
+    """How a worker turned us away for one model, again and again (P3)."""
+
+    times: int = 0
+    """In a row, without one job taken."""
+    at: float = float("-inf")
+    """When it last did."""
+    until: float = 0.0
+    """It is not asked for the model before."""
+
+
+@attrs.define(eq=False)
 class Member:
     """One worker in the fleet.
 
@@ -49,6 +61,8 @@ class Member:
     """Model to how many of ``held`` are for it."""
     shares: dict[str, Share] | None = attrs.field(default=None, init=False)
     """Model to our part, where the worker has the say over its slots (P3)."""
+    turned: dict[str, Turned] = attrs.field(factory=dict, init=False)
+    """Model to how often it had no slot for us, since it last took a job."""
     settling: dict[AssignmentId, float] = attrs.field(factory=dict, init=False)
     """Assignment to the time its upstream was let go; oldest first."""
     pins: dict[AssignmentId, int] = attrs.field(factory=dict, init=False)
@@ -102,12 +116,15 @@ class Member:
         share = None if self.shares is None else self.shares.get(target)
         return self.life.state in SERVING and share is not None and share.coming
 
-    def takes(self, target: str) -> bool:
+    def takes(self, target: str, now: float) -> bool:
         """Say whether our part of its slots has room for one more *target*."""
         if self.shares is None:
             return True
         share = self.shares.get(target)
         if share is None:
+            return False
+        turned = self.turned.get(target)
+        if turned is not None and turned.until > now:
             return False
         return self.held_for.get(target, 0) < share.slots
 
@@ -117,6 +134,22 @@ class Member:
         if share is not None and self.shares is not None:
             ours = self.held_for.get(target, 0)
             self.shares[target] = attrs.evolve(share, slots=min(share.slots, ours))
+
+    def turned_away(self, target: str, granted_at: float, now: float) -> int:
+        """It had no slot for an offer of *granted_at*; say how often in a row.
+
+        What was offered before it last said so is of the same time.
+        """
+        turned = self.turned.setdefault(target, Turned())
+        if granted_at >= turned.at:
+            turned.times += 1
+            turned.at = now
+        return turned.times
+
+    def wakes_at(self, now: float) -> float:
+        """Say when the next of its rests that are not over is; inf: it has none."""
+        rests = (self.rest_until, *(t.until for t in self.turned.values()))
+        return min((r for r in rests if r > now), default=float("inf"))
 
     def has_room(self, now: float) -> bool:
         """Say whether one more job may go to it."""

@@ -5,12 +5,13 @@ import random
 import pytest
 
 from router.assignment import Phase
-from router.commands import Command, Grant, Refuse
+from router.commands import Command, Grant, Refuse, Rest
 from router.errors import Fault, FaultKind
 from router.fleet import Fleet
 from router.ids import RequestId, WorkerId
 from router.messages import Discovery, Share
 from router.settings import RouterSettings, WaitSettings
+from workers.shares import CLAIM_S
 
 W = WorkerId("w")
 V = WorkerId("v")
@@ -21,13 +22,13 @@ def fleet(**shares: Share) -> Fleet:
     """One ready worker of four slots, of which we may have *shares*."""
     made = Fleet(RouterSettings(queue_limit=2), WaitSettings(), random.Random(1))
     made.add_worker(W, 0.0)
-    say(made, **shares)
+    say(made, 0.0, **shares)
     return made
 
 
-def say(made: Fleet, **shares: Share) -> list[Command]:
+def say(made: Fleet, now: float = 0.0, **shares: Share) -> list[Command]:
     found = Discovery(tuple(shares), 4, shares=shares)
-    return made.answered(W, found, 0.0)
+    return made.answered(W, found, now)
 
 
 def submit(made: Fleet, name: str, target: str = "m", **how: bool) -> list[Command]:
@@ -104,8 +105,74 @@ def test_p3_a_decline_shuts_the_model_until_the_worker_says_more() -> None:
     assert isinstance(grant, Grant)
     made.failed(grant.assignment, FULL, 2.0)
 
-    assert not made.members[W].takes("m")
+    assert not made.members[W].takes("m", 3.0)
     assert granted(made.dispatch(W, 3.0)) == []
+
+
+def turned_away(made: Fleet, times: int, now: float) -> list[Command]:
+    """Have W show room and refuse the next offer, that many times in a row."""
+    commands: list[Command] = []
+    for _ in range(times):
+        (grant,) = [c for c in say(made, now, m=Share(4)) if isinstance(c, Grant)]
+        commands = made.failed(grant.assignment, FULL, now)
+    return commands
+
+
+def test_p3_a_worker_that_shows_room_and_has_none_rests_from_that_model() -> None:
+    made = fleet(m=Share(0), n=Share(4))
+    submit(made, "a")
+    assert turned_away(made, 2, 2.0) == []
+    (rest,) = turned_away(made, 1, 2.0)
+    assert isinstance(rest, Rest)
+    assert 2.0 < rest.until <= 2.05
+
+    # Whatever it says meanwhile; its other models are asked for as before.
+    assert granted(say(made, 2.01, m=Share(4), n=Share(4))) == []
+    assert granted(submit(made, "b", "n")) == ["b"]
+    assert made.rests_until(W, 2.01) == rest.until
+    assert granted(made.dispatch(W, rest.until)) == ["a"]
+    assert made.rests_until(W, rest.until) == float("inf")
+
+
+def test_p3_rests_from_a_model_grow_to_less_than_a_claim_and_one_job_ends_them() -> (
+    None
+):
+    made = fleet(m=Share(0))
+    submit(made, "a")
+    now = 2.0
+    for _ in range(20):
+        turned_away(made, 1, now)
+        now = min(made.rests_until(W, now), now + CLAIM_S)
+    assert now < 2.0 + 20 * CLAIM_S
+    assert made.members[W].turned["m"].times == 20
+
+    (grant,) = [c for c in say(made, now, m=Share(4)) if isinstance(c, Grant)]
+    made.accepted(grant.assignment)
+    made.finished(grant.assignment, now)
+    submit(made, "b")
+    assert made.members[W].turned == {}
+
+
+def test_p3_offers_of_one_moment_that_find_no_slot_are_one_refusal() -> None:
+    made = fleet(m=Share(4))
+    found = [submit(made, name)[0] for name in ("a", "b", "c", "d")]
+    for n, grant in enumerate(found):
+        assert isinstance(grant, Grant)
+        made.failed(grant.assignment, FULL, 2.0 + n / 1_000)
+
+    assert made.members[W].turned["m"].times == 1
+
+
+def test_a3_what_found_no_slot_again_and_again_stands_in_the_trail_once() -> None:
+    made = fleet(m=Share(0))
+    submit(made, "a")
+    for now in range(2, 50):
+        turned_away(made, 1, float(now))
+    (grant,) = [c for c in say(made, 50.0, m=Share(4)) if isinstance(c, Grant)]
+
+    assert grant.assignment.attempt == 49
+    trail = made.requests[RequestId("a")].attempts.trail
+    assert [a.assignment.attempt for a in trail] == [1, 49]
 
 
 def test_s4_a_model_that_no_engine_serves_is_refused_and_one_that_comes_waits() -> None:

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from router.crew.member import Turned
 from router.engine import Router, open_router
 from router.errors import Fault, FaultKind
 from router.lifecycle import State
@@ -305,6 +306,26 @@ async def test_a8_a_rested_worker_takes_its_waiters_without_being_asked(
 
         assert second.text == "ok"
         assert 0.2 < trio.current_time() - start < 0.8
+
+
+async def test_p3_a_worker_that_rests_from_two_models_is_asked_after_each(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with opened(worker) as router:
+        began = trio.current_time()
+        member = router.fleet.members[worker.id]
+        member.turned = {
+            "m": Turned(until=began + 0.1),
+            "n": Turned(until=began + 0.2),
+        }
+        asked: list[float] = []
+        monkeypatch.setattr(router.fleet, "dispatch", lambda _, now: asked.append(now))
+        monkeypatch.setattr(router, "apply", lambda _: None)
+        router._keepers[worker.id].rest(member.wakes_at(began))
+        await trio.sleep(1)
+
+        assert asked == pytest.approx([began + 0.1, began + 0.2])
 
 
 async def test_w2_a_request_that_left_while_it_was_probed_is_not_judged(
