@@ -25,7 +25,7 @@ WORD_MAX: Final = 100
 RETRY_AFTER_MAX: Final = 60.0
 
 #: The client's mistakes that keep their status (A4).
-_OWN_STATUS: Final = frozenset({400, 404, 413, 422})
+OWN_STATUS: Final = frozenset({400, 404, 413, 422})
 
 #: HTTP status of an in-band error that names no status, by its type or code.
 _STATUS_OF: Final = {
@@ -162,7 +162,7 @@ def _fault(status: int, said: _Said, body: bytes, retry_after: float | None) -> 
     """Give the row of A4 for an error *status*, 400 to 599."""
     kind = _kind(status, said)
     words = scrubbed(said.message)
-    if kind is FaultKind.REJECTED and status not in _OWN_STATUS:
+    if kind is FaultKind.REJECTED and status not in OWN_STATUS:
         status = 400
     message = {
         FaultKind.REJECTED: words or f"The engine refused the request ({status}).",

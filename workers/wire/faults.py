@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from router.errors import Fault, FaultKind
+from router.openai.worker_errors import OWN_STATUS, RETRY_AFTER_MAX
 from router.words import Word
 from workers.wire.frames import Declined, Failed
 from workers.wire.shapes import milliseconds, number_of
@@ -97,11 +98,10 @@ def fault_of_decline(declined: Declined) -> Fault:
         kind = DECLINES[Decline(declined.reason)]
     except ValueError:
         kind = FaultKind.DECLINED
-    after = declined.retry_after_ms
     return Fault(
         kind,
-        _plain(declined.words) or "The worker takes no more requests now.",
-        retry_after=None if after is None else after / 1000,
+        declined.words[:WORDS_MAX] or "The worker takes no more requests now.",
+        retry_after=_seconds(declined.retry_after_ms),
     )
 
 
@@ -128,14 +128,13 @@ def fault_of(failed: Failed) -> Fault:
         kind = FaultKind.PROTOCOL
     if kind not in OF_WORKERS:
         kind = FaultKind.PROTOCOL
-    after = failed.retry_after_ms
     return Fault(
         kind,
-        _plain(failed.words) or "The worker failed.",
-        status=failed.status,
+        failed.words[:WORDS_MAX] or "The worker failed.",
+        status=_status(kind, failed.status),
         body=failed.body[:BODY_MAX],
         error_type=_short(failed.error_type),
-        retry_after=None if after is None else after / 1000,
+        retry_after=_seconds(failed.retry_after_ms),
         param=_short(failed.param),
         code=_short(failed.code),
     )
@@ -145,5 +144,14 @@ def _short(value: str | None) -> str | None:
     return None if value is None else value[:256]
 
 
-def _plain(words: str) -> str:
-    return words[:WORDS_MAX]
+def _seconds(after_ms: int | None) -> float | None:
+    return None if after_ms is None else min(after_ms / 1000, RETRY_AFTER_MAX)
+
+
+def _status(kind: FaultKind, status: int | None) -> int | None:
+    """Give what a client may be told of *status*, as of an engine's own answer."""
+    if status is None or not 400 <= status <= 599:
+        return None
+    if kind is FaultKind.REJECTED and status not in OWN_STATUS:
+        return 400
+    return status

@@ -17,6 +17,7 @@ from router.messages import (
     ToolPart,
     Usage,
 )
+from router.openai.worker_errors import RETRY_AFTER_MAX
 from router.ports import SourcePhase
 from router.waiting import WaitState
 from tests.kit.delivery import JOB, RecordingDelivery, assignment
@@ -212,6 +213,46 @@ def test_a4_a_failure_carries_status_and_body_and_is_told_as_it_is() -> None:
     assert delivery.end == Fault(
         FaultKind.REJECTED, "bad", 400, b'{"error":1}', "t", 2.5, "stop", "c"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "told"),
+    [
+        ("rejected", 204, None),
+        ("rejected", 422, 422),
+        ("rejected", 401, 400),
+        ("rejected", 599, 400),
+        ("rejected", None, None),
+        ("server_error", 399, None),
+        ("server_error", 599, 599),
+        ("server_error", 600, None),
+        ("server_error", 2**53, None),
+    ],
+)
+def test_a4_an_agent_may_say_no_other_status_than_an_engine(
+    kind: str, said: int | None, told: int | None
+) -> None:
+    desk = Desk()
+    _, delivery = streaming(desk)
+    desk.hear(Failed(1, kind, "x", said, b"{}"))
+
+    assert isinstance(delivery.end, Fault)
+    assert delivery.end.status == told
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a4_an_agent_sends_no_client_away_for_longer_than_an_engine_may(
+    accepted: bool,
+) -> None:
+    desk = Desk()
+    _, delivery = desk.offer()
+    if accepted:
+        desk.hear(Accepted(1), Failed(1, "declined", "x", retry_after_ms=2**53))
+    else:
+        desk.hear(Declined(1, "no_slot", "x", 2**53))
+
+    assert isinstance(delivery.end, Fault)
+    assert delivery.end.retry_after == RETRY_AFTER_MAX
 
 
 @pytest.mark.parametrize("kind", ["client_stalled", "queue_full", "no such kind"])
