@@ -88,6 +88,7 @@ class Fleet:
         self.requests: dict[RequestId, Entry] = {}
         self.room = WaitingRoom(settings.queue_limit)
         self.budget = RetryBudget()
+        self._strangers_until = -INF
         self._grants = 0
         self._spell_s = 1.0
         """Smoothed seconds that a request holds its permit (Retry-After)."""
@@ -376,9 +377,13 @@ class Fleet:
 
     # --- questions ---------------------------------------------------------
 
+    def await_strangers(self, until: float) -> None:
+        """Workers that nobody has listed may come until *until* (O6, P1)."""
+        self._strangers_until = until
+
     def still_unknown(self, now: float) -> bool:
         """Say whether a worker that was never seen may yet name models (O6)."""
-        return any(
+        return now < self._strangers_until or any(
             not member.wanted_models
             and not member.seen
             and member.life.state in COMING

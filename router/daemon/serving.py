@@ -144,9 +144,10 @@ async def _run(
                 ended = trio.Event()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(admin.serve, operators)
-                    await nursery.start(_serve_to_the_end, edge, clients, ended)
                     if doors:
+                        # First: a client must not hear that there is no model.
                         await nursery.start(Greeter(router).serve, doors)
+                    await nursery.start(_serve_to_the_end, edge, clients, ended)
                     log.info(
                         "listening",
                         clients=[shown(sock) for sock in clients],

@@ -23,6 +23,9 @@ from workers.wire.opening import ByeHeard
 #: two looks at that.
 FORGET_S: Final = 600.0
 LOOK_S: Final = 10.0
+#: Seconds after the start in which agents that knew an earlier router here come
+#: again: they try at gaps of at most five seconds. Till then no model is unknown.
+ARRIVE_S: Final = 10.0
 #: Longest name of a worker.
 _NAME_MAX: Final = 64
 
@@ -47,6 +50,7 @@ class Greeter:
 
         Returns only when cancelled. A checkpoint.
         """
+        self._router.fleet.await_strangers(trio.current_time() + ARRIVE_S)
         async with trio.open_nursery() as nursery:
             for listener in listeners:
                 nursery.start_soon(self._door.listen, listener)

@@ -754,6 +754,15 @@ def test_o6_models_are_unknown_until_each_worker_was_seen_or_its_time_is_over() 
     assert not play.fleet.still_unknown(play.now)
 
 
+def test_o6_models_are_unknown_while_workers_that_nobody_lists_may_come() -> None:
+    play = Play(A)
+    assert not play.fleet.still_unknown(play.now)
+    play.fleet.await_strangers(play.now + 10.0)
+
+    assert play.fleet.still_unknown(play.now + 9.9)
+    assert not play.fleet.still_unknown(play.now + 10.0)
+
+
 def test_d3_a_stopping_router_refuses_all_that_waits() -> None:
     play = Play(A)
     play.placed()
