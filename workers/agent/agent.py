@@ -16,6 +16,7 @@ import trio
 
 from router.engine.flight import Flight
 from router.engine.router import Router
+from router.errors import LocalError, RequestFailed
 from router.messages import Job
 from workers.access import Access
 from workers.agent.visit import Visit
@@ -196,10 +197,17 @@ class Agent:
                 await trio.lowlevel.checkpoint()
 
     async def _count(self, inbound: Inbound, job: Job) -> None:
+        """Count, and answer whatever comes of it: a bug stays its own (L1)."""
         tokens: int | None = None
         try:
             if inbound.state is not State.ENDED:
                 tokens = await self.router.count_tokens(job)
+        except RequestFailed:
+            tokens = None
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: nobody else's answer ends
+            self.router.report_bug("workers.agent", bug)
         finally:
             self._counts -= 1
         inbound.counted(tokens)

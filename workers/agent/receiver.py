@@ -7,7 +7,7 @@ from router.engine.flight import Flight
 from router.errors import Fault
 from router.ids import WorkerId
 from router.messages import Delta, Finished
-from router.ports import SourcePhase, Taken
+from router.ports import EndsReasoning, SourcePhase, Taken
 from workers.wire.inbound import Inbound, State
 
 
@@ -109,8 +109,16 @@ class WireReceiver:
 
     def gone(self) -> None:
         """Its router wants it no more. Not a checkpoint."""
-        self._on_gone()
-        self.over()
+        try:
+            self._on_gone()
+        finally:
+            self.over()
+
+    def end_reasoning(self) -> None:
+        """Have its engine reason no longer, if it can. Not a checkpoint."""
+        source: object = None if self.flight is None else self.flight.source
+        if isinstance(source, EndsReasoning):
+            source.end_reasoning()
 
     def over(self) -> None:
         """Nothing more is owed. Idempotent."""

@@ -5,7 +5,7 @@ the permit is taken before yes is said (P3). Rule 2: when the connection is
 over, so is all that it had begun, at once (P5).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import attrs
@@ -15,7 +15,6 @@ from router.engine.flight import Flight
 from router.engine.router import Router
 from router.errors import Fault, FaultKind, LocalError
 from router.messages import Job
-from router.ports import EndsReasoning
 from workers.agent.observing import (
     COMES,
     SERVES,
@@ -31,7 +30,7 @@ from workers.shares import Guest, Shares
 from workers.wire.faults import Decline
 from workers.wire.frames import HEARTBEAT_S, Draining, Host, Observation
 from workers.wire.hosting import AgentEnd, Memory, Refusal
-from workers.wire.inbound import Inbound
+from workers.wire.inbound import Inbound, State
 from workers.wire.jobs import known_tokens
 
 #: Seconds between two looks at what silence means.
@@ -43,6 +42,7 @@ _REFUSALS: Final[Mapping[FaultKind, Decline]] = {
     FaultKind.LOADING: Decline.LOADING,
     FaultKind.SHUTTING_DOWN: Decline.DRAINING,
 }
+_BUG: Final = Fault(FaultKind.INTERNAL, "The worker failed on this request.")
 _FULL: Final = Refusal(Decline.NO_SLOT, "All slots of the worker are taken.")
 
 
@@ -115,47 +115,32 @@ class Visit:
 
     def look(self, inbound: Inbound) -> Refusal | None:
         """See ``hosting.Gate``: all that can be said without the job."""
-        refusal = self._against(inbound)
-        if refusal is not None:
-            self._note(inbound, refusal)
-        return refusal
+        return self._ask(inbound, lambda: self._against(inbound))
 
     def begin(self, inbound: Inbound, job: Job) -> Refusal | None:
-        """See ``hosting.Gate``. A bug ends this offer and no other (L1)."""
-        try:
-            refusal = self._against(inbound) or self._begin(inbound, job)
-        except LocalError:
-            raise
-        except Exception as bug:  # noqa: BLE001 - L1: it ends this offer only
-            self._house.router.report_bug("workers.agent", bug)
-            refusal = Refusal(Decline.NO_ENGINE, "The worker failed on this request.")
-        if refusal is not None:
-            self._note(inbound, refusal)
-        return refusal
+        """See ``hosting.Gate``."""
+        return self._ask(
+            inbound, lambda: self._against(inbound) or self._begin(inbound, job)
+        )
 
     def count(self, inbound: Inbound, job: Job) -> None:
         """See ``hosting.Gate``."""
-        self._house.count(inbound, job)
+        if job.target == inbound.offer.target:
+            self._house.count(inbound, job)
+        else:
+            inbound.counted(None)
 
     def cancelled(self, inbound: Inbound) -> None:
         """See ``hosting.Gate``."""
-        receiver = self.receivers.get(inbound.number)
-        if receiver is not None:
-            receiver.gone()
+        self._have(inbound, WireReceiver.gone)
 
     def has_room(self, inbound: Inbound) -> None:
         """See ``hosting.Gate``."""
-        receiver = self.receivers.get(inbound.number)
-        if receiver is not None:
-            receiver.resume()
+        self._have(inbound, WireReceiver.resume)
 
     def end_reasoning(self, inbound: Inbound) -> None:
         """See ``hosting.Gate``."""
-        receiver = self.receivers.get(inbound.number)
-        flight = None if receiver is None else receiver.flight
-        source: object = None if flight is None else flight.source
-        if isinstance(source, EndsReasoning):
-            source.end_reasoning()
+        self._have(inbound, WireReceiver.end_reasoning)
 
     # ---- calls from the agent ----
 
@@ -181,8 +166,8 @@ class Visit:
         """Observe where a heartbeat is due or something is new (P4, W5)."""
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
-            for receiver in self.receivers.values():
-                receiver.tell_silence()
+            for receiver in list(self.receivers.values()):
+                self._have(receiver.inbound, WireReceiver.tell_silence)
         self.observe(now, fresh=now - self._told.at >= HEARTBEAT_S)
 
     def observe(self, now: float, *, fresh: bool) -> None:
@@ -222,6 +207,37 @@ class Visit:
         self._house.changed()
 
     # ---- inner parts ----
+
+    def _ask(
+        self, inbound: Inbound, question: Callable[[], Refusal | None]
+    ) -> Refusal | None:
+        """Answer an offer; a bug declines this one and no other (L1)."""
+        try:
+            refusal = question()
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: it ends this offer only
+            self._house.router.report_bug("workers.agent", bug)
+            refusal = Refusal(Decline.NO_ENGINE, _BUG.message)
+        if refusal is not None:
+            self._note(inbound, refusal)
+        return refusal
+
+    def _have(self, inbound: Inbound, act: Callable[[WireReceiver], None]) -> None:
+        """Have its receiver *act*; a bug ends this one and no other (L1)."""
+        receiver = self.receivers.get(inbound.number)
+        if receiver is None:
+            return
+        try:
+            act(receiver)
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: it ends this one only
+            self._house.router.report_bug("workers.agent", bug)
+            if inbound.state is not State.ENDED:
+                inbound.fail(_BUG)
+            # Not again for the one that failed as it left: it is over.
+            self._have(inbound, WireReceiver.gone)
 
     def _against(self, inbound: Inbound) -> Refusal | None:
         """Ask in a fixed order; the end has asked for age, epoch and size."""
@@ -287,4 +303,4 @@ class Visit:
 
     def _outbox_has_room(self) -> None:
         for receiver in list(self.receivers.values()):
-            receiver.resume()
+            self._have(receiver.inbound, WireReceiver.resume)

@@ -4,7 +4,8 @@ msgpack of the job's own fields by name, so that a field which one end does
 not know yet is its default there.
 """
 
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +13,8 @@ from router.errors import RouterError
 from router.messages import Endpoint, Job
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+_NESTED: Final = frozenset({list, dict})
+_JSON: Final = _NESTED | {str, int, float, bool, type(None)}
 _decode: Final = msgspec.msgpack.Decoder(Job).decode
 
 
@@ -31,9 +34,29 @@ def decode_job(octets: bytes) -> Job:
         JobUnreadable: it is none; the text holds nothing of it.
     """
     try:
-        return _decode(octets)
+        job = _decode(octets)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError):
         raise JobUnreadable("not a job") from None
+    if not _is_json([list(job.messages), dict(job.extras)]):
+        raise JobUnreadable("what JSON does not have")
+    return job
+
+
+def _is_json(value: list[Any]) -> bool:
+    """Tell whether *value*, whatever is in it, could have been read from JSON."""
+    left: list[Collection[Any]] = [value]
+    while left:
+        values = left.pop()
+        if isinstance(values, dict):
+            if not set(map(type, values)) <= {str}:
+                return False
+            values = values.values()
+        kinds = set(map(type, values))
+        if not kinds <= _JSON:
+            return False
+        if kinds & _NESTED:
+            left += [inner for inner in values if type(inner) in _NESTED]
+    return True
 
 
 def known_tokens(job: Job) -> int | None:

@@ -16,6 +16,7 @@ import trustme
 
 from router.engine import Router, open_router
 from router.engine.announced import Greeter
+from router.engine.flight import Flight
 from router.errors import FaultKind, RequestFailed
 from router.messages import Endpoint, GenerationParams, Job
 from router.settings import AgentSettings, AgentsSettings, Settings, WaitSettings
@@ -37,6 +38,8 @@ from tests.kit.peer import Peer, calling, router_passport
 from workers import access, door, link
 from workers.agent import agent as agent_module
 from workers.agent import visit
+from workers.agent.receiver import WireReceiver
+from workers.shares import Shares
 from workers.wire import frames
 from workers.wire.frames import (
     Accepted,
@@ -47,6 +50,7 @@ from workers.wire.frames import (
     Declined,
     Deltas,
     Draining,
+    EndReasoning,
     Failed,
     Finishing,
     Message,
@@ -507,6 +511,85 @@ async def test_m8_a_count_is_the_engines_own() -> None:
 
         assert (await peer.expect(Counted)).tokens == 31
         assert agent.agent.active == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "target"),
+    [
+        (attrs.evolve(JOB, target="", model="elsewhere"), "m"),
+        (attrs.evolve(JOB, target="n"), "n"),
+        (attrs.evolve(JOB, messages=(5,)), "m"),
+    ],
+)
+async def test_l1_a_count_that_can_not_be_answered_ends_nobody(
+    job: Job, target: str
+) -> None:
+    async with (
+        open_agent(None, kind="llama-server") as agent,
+        visiting(agent) as peer,
+    ):
+        await peer.send(*offer_of(peer, 1, job=job, purpose=1, target=target))
+        assert (await peer.expect(Counted)).tokens is None
+
+        await peer.send(*offer_of(peer, 2))
+        await peer.expect(frames.Finished)
+
+
+@pytest.mark.parametrize(
+    ("owner", "place", "message", "ends"),
+    [
+        (Flight, "gone", Cancel(1), ()),
+        (WireReceiver, "resume", Credit(1, 10**6), (1,)),
+        (WireReceiver, "end_reasoning", EndReasoning(1), (1,)),
+        (WireReceiver, "tell_silence", Seen(1), (1,)),
+    ],
+)
+async def test_l1_a_bug_in_one_assignment_ends_no_other(
+    owner: type,
+    place: str,
+    message: Message,
+    ends: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def chats(x: Exchange) -> None:
+        await x.role()
+        await x.text("a", "b")
+        if x.body["messages"][0]["content"] != "long":
+            await x.finish()
+            await x.done()
+            await x.end()
+        await x.wait_closed()
+
+    long = attrs.evolve(JOB, messages=({"role": "user", "content": "long"},))
+    async with open_agent(chats) as agent, visiting(agent) as peer:
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, place, lambda _: 1 / 0)
+            broken.setattr(visit, "LOOK_S", 0.02)
+            broken.setattr(agent_module, "TICK_S", 0.01)
+            await peer.send(*offer_of(peer, 1, job=long, credit=1))
+            await peer.expect(Accepted)
+            (guest,) = agent.agent.visits.values()
+            inbounds = guest.end.inbounds
+            await until(lambda: 1 not in inbounds or inbounds[1].next_index == 2)
+            await peer.send(message)
+            await until(lambda: agent.router.tally.bugs["workers.agent"] > 0)
+            assert agent.agent.active == 0
+        await peer.send(*offer_of(peer, 2))
+        assert (await peer.expect(frames.Finished)).stream == 2
+        failed = [m.stream for m in peer.heard if isinstance(m, Failed)]
+        assert failed == list(ends)
+
+
+async def test_l1_a_bug_at_an_offers_first_look_declines_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_agent(None) as agent, visiting(agent) as peer:
+        with monkeypatch.context() as broken:
+            broken.setattr(Shares, "may", lambda *_: 1 / 0)
+            await peer.send(*offer_of(peer, 1))
+            assert (await peer.expect(Declined)).reason == "no_engine"
+        await peer.send(*offer_of(peer, 2))
+        await peer.expect(frames.Finished)
 
 
 # ---- who is let in ----

@@ -1,8 +1,11 @@
 """A job as bytes, and what can be told of it without an engine."""
 
 from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
 
 import attrs
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +47,29 @@ def test_a_job_survives_its_bytes(
 def test_what_is_no_job_is_said_so(octets: bytes) -> None:
     with pytest.raises(JobUnreadable):
         decode_job(octets)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        msgspec.msgpack.Ext(5, b"x"),
+        datetime(2020, 1, 1, tzinfo=UTC),
+        b"bytes",
+        {1: "a"},
+        {None: "a"},
+        {(1, 2): "a"},
+    ],
+)
+@pytest.mark.parametrize("depth", range(4))
+def test_what_json_has_no_word_for_is_in_no_job(value: Any, depth: int) -> None:
+    for number in range(depth):
+        value = [value] if number % 2 else {"inner": value}
+    for job in (
+        attrs.evolve(JOB, messages=("a", value)),
+        attrs.evolve(JOB, extras={"field": value}),
+    ):
+        with pytest.raises(JobUnreadable):
+            decode_job(encode_job(job))
 
 
 @given(st.binary(max_size=200))
