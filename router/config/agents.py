@@ -42,6 +42,7 @@ def agent_faults(
         table = document.get(section)
         if isinstance(table, dict):
             yield from _pair(section, table)
+            yield from _no_plain(section, table)
             yield from _token(f"{section}.token_env", table, environ)
             yield from _reach(section, table)
     own = document.get("agent")
@@ -68,6 +69,13 @@ def _pair(section: str, table: Mapping[str, Any]) -> Iterator[str]:
     for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
         if one in table and other not in table:
             yield f"{section}.{other}: is missing: it goes with {one}"
+
+
+def _no_plain(section: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """Refuse to listen in plain TCP where TLS was asked for."""
+    # One of the two without the other is told as a pair.
+    if table.get("listen") and "tls_ca" in table and table.keys().isdisjoint(_TLS[:2]):
+        yield f"{section}.tls_cert: is missing: who listens with tls_ca needs it"
 
 
 def _token(

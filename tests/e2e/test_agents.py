@@ -210,7 +210,7 @@ async def test_h8_the_token_is_in_no_log_and_no_status(tmp_path: Path) -> None:
         ),
         (
             "agent",
-            '[agent]\nlisten="127.0.0.1:0"\ntls_ca="agent.toml"\n' + ENGINE,
+            '[agent]\nrouters=["127.0.0.1:1"]\ntls_ca="agent.toml"\n' + ENGINE,
             1,
             b"correct tls_cert, tls_key and tls_ca",
         ),

@@ -345,6 +345,14 @@ def test_d2_an_unknown_section_names_the_one_that_was_meant() -> None:
             "agents.tls_key: is missing: it goes with tls_cert",
         ),
         (
+            '[agents]\nlisten = "127.0.0.1:1"\ntls_ca = "keys"',
+            "agents.tls_cert: is missing: who listens with tls_ca needs it",
+        ),
+        (
+            '[agent]\nlisten = "127.0.0.1:1"\ntls_ca = "keys"',
+            "agent.tls_cert: is missing: who listens with tls_ca needs it",
+        ),
+        (
             '[agents]\ntls_ca = "nowhere"',
             "agents.tls_ca: there is no file {folder}/nowhere",
         ),
@@ -398,6 +406,15 @@ def test_d2_what_is_said_of_agents_is_checked(
         parse(f"{WORKER}\n{source}", environ={"SHORT": "sk-1"}, directory=tmp_path)
 
     assert list(raised.value.faults) == [says.format(folder=tmp_path)]
+
+
+def test_d2_who_only_connects_needs_no_certificate_for_tls(tmp_path: Path) -> None:
+    (tmp_path / "ca").touch()
+    settings = parse(
+        f'{WORKER}\n[agents]\ntls_ca = "ca"', environ={}, directory=tmp_path
+    )
+
+    assert settings.agents.tls_ca == str(tmp_path / "ca")
 
 
 def test_d2_an_agent_has_engines_of_its_own() -> None:
