@@ -106,6 +106,8 @@ class Row:
     wait_p50_ms: float
     wait_p99_ms: float
     rss_mib: float
+    late: float
+    """Share of the deltas that came a step or more behind, median."""
     errors: int
 
 
@@ -129,6 +131,7 @@ def _row(name: str, shape: Shape, rounds: list[dict[tuple[str, str], Measured]])
         wait_p50_ms=statistics.median(m.wait_p50_ms for m in mine),
         wait_p99_ms=statistics.median(m.wait_p99_ms for m in mine),
         rss_mib=statistics.median(m.rss_mib for m in mine),
+        late=statistics.median(m.late / max(1, m.deltas) for m in mine),
         errors=sum(m.errors for m in mine),
     )
 
@@ -172,14 +175,15 @@ def table(rows: list[Row]) -> str:
             unit = "delta" if "streams" in shape else "request"
             lines.append(
                 f"\n{shape:<16}{f'µs/{unit}':>11}{'low-high':>13}{'vs Rust':>8}"
-                f"{f'{unit}s/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'MiB':>7}{'errors':>8}"
+                f"{f'{unit}s/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'late':>6}{'MiB':>6}"
+                f"{'errors':>8}"
             )
         ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
         span = f"{row.low_us:.0f}-{row.high_us:.0f}"
         lines.append(
             f"{row.router:<16}{row.cost_us:>11.1f}{span:>13}{ratio:>8}"
             f"{row.rate:>12.0f}{row.wait_p50_ms:>9.1f}{row.wait_p99_ms:>9.1f}"
-            f"{row.rss_mib:>7.0f}{row.errors:>8}"
+            f"{row.late:>6.0%}{row.rss_mib:>6.0f}{row.errors:>8}"
         )
     return "\n".join(lines)
 

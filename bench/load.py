@@ -33,6 +33,8 @@ class Measured:
     connections: int
     seconds: float
     deltas: int
+    late: int
+    """Deltas that a client read together with an earlier one of its stream."""
     requests: int
     """Whole replies within the measurement."""
     errors: int
@@ -89,7 +91,7 @@ class _Load:
         self.pace_s = pace_s
         #: When each idle connection asks next, soonest first.
         self.due: deque[tuple[float, _Line]] = deque()
-        self.deltas = self.requests = self.errors = 0
+        self.deltas = self.late = self.requests = self.errors = 0
         self.waits: list[float] = []
         self.lines: dict[int, _Line] = {}
         self.poll = select.epoll()
@@ -135,6 +137,8 @@ class _Load:
         elif self.stream:
             deltas = chunk.count(_DELTA)
             self.deltas += deltas
+            if deltas > 1:
+                self.late += deltas - 1
             if not line.waited and deltas:
                 line.waited = True
                 self.waits.append(time.perf_counter() - line.sent_at)
@@ -152,7 +156,7 @@ class _Load:
 
     def measure(self, pid: int, seconds: float) -> Measured:
         """Count for so long what comes, and what process *pid* works for it."""
-        deltas, requests = self.deltas, self.requests
+        deltas, late, requests = self.deltas, self.late, self.requests
         start, cpu = time.perf_counter(), cpu_seconds(pid)
         self.run(seconds)
         cpu = cpu_seconds(pid) - cpu
@@ -165,6 +169,7 @@ class _Load:
             connections=len(self.lines),
             seconds=took,
             deltas=self.deltas - deltas,
+            late=self.late - late,
             requests=self.requests - requests,
             errors=self.errors,
             cpu_s=cpu,
