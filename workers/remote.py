@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
+import attrs
 import trio
 
 from router.cork import Cork
@@ -170,6 +171,10 @@ class RemoteWorker:
         self._site = site
         self._resolver = None if site is None else Resolver(site)
         self._access = access
+        # Each worker is somebody by itself to an agent, or two that lead to one
+        # agent would take each other's place for ever.
+        passport = access.passport
+        self._passport = attrs.evolve(passport, id=f"{passport.id}/{name}")
         self._tally = tally
         self._rng = rng
         self._waiting = waiting
@@ -392,7 +397,7 @@ class RemoteWorker:
             except OSError:
                 resolver.doubt(address)
                 continue
-            link = Link(transport, self._access.passport, self._cork)
+            link = Link(transport, self._passport, self._cork)
             try:
                 await link.open()
             except WireError as reason:

@@ -733,6 +733,39 @@ async def test_two_routers_share_two_agents_to_the_last_slot() -> None:
             assert all(not m.busy for m in router.fleet.members.values())
 
 
+async def test_s1_two_ways_to_one_agent_are_two_guests_and_stay() -> None:
+    live = most = 0
+
+    async def counting(x: Exchange) -> None:
+        nonlocal live, most
+        live += 1
+        most = max(most, live)
+        await x.role()
+        await x.text("a")
+        live -= 1
+        await x.finish()
+        await x.done()
+        await x.end()
+
+    sock = listen()
+    async with (
+        open_agent(counting, slots=2, routers=[port_of(sock)]) as agent,
+        open_far_router(agent, agent) as router,
+        trio.open_nursery() as nursery,
+    ):
+        await nursery.start(Greeter(router).serve, [sock])
+        await until(lambda: len(agent.agent.visits) == 3)
+        await until(lambda: all(m.serving for m in router.fleet.members.values()))
+        async with trio.open_nursery() as asking:
+            for _ in range(30):
+                asking.start_soon(router.complete, JOB)
+        assert most == 2
+        await until(lambda: agent.idle)
+        assert len(agent.agent.visits) == 3
+        assert agent.router.tally.wire.total() == router.tally.wire.total() == 0
+        nursery.cancel_scope.cancel()
+
+
 async def test_s4_a_router_with_a_deep_queue_leaves_another_its_part() -> None:
     async def brief(x: Exchange) -> None:
         await x.role()
