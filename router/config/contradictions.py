@@ -28,7 +28,7 @@ def contradictions(
         *_workers(document, workers),
         *command_faults(workers, environ, directory),
         *agent_faults(document, workers, environ),
-        *_models(workers, models),
+        *_models(workers, models, announced=_announced(document)),
         *_listens(_dict(document.get("server")), _dict(document.get("admin"))),
         *_sizes(_dict(document.get("server"))),
         *_budgets(_dict(document.get("waits"))),
@@ -38,8 +38,7 @@ def contradictions(
 def _workers(
     document: Mapping[str, Any], workers: list[dict[str, Any]]
 ) -> Iterator[str]:
-    announced = bool(_dict(document.get("agents")).get("listen"))
-    if document.get("worker", []) == [] and not announced:
+    if document.get("worker", []) == [] and not _announced(document):
         yield "worker: there is none: add a [[worker]] with name and url"
     for key, why in (
         ("name", "each worker needs a name of its own"),
@@ -58,12 +57,21 @@ def _workers(
             first.setdefault(plain, index)
 
 
+def _announced(document: Mapping[str, Any]) -> bool:
+    """Say whether agents may come by themselves, with models of their own."""
+    return bool(_dict(document.get("agents")).get("listen"))
+
+
 def _models(
-    workers: list[dict[str, Any]], models: Mapping[str, dict[str, Any]]
+    workers: list[dict[str, Any]],
+    models: Mapping[str, dict[str, Any]],
+    *,
+    announced: bool,
 ) -> Iterator[str]:
     served = {m for w in workers for m in _strings(w.get("models"))}
     # A worker that does not list its models tells them only when it is met.
-    closed = bool(workers) and all(_strings(w.get("models")) for w in workers)
+    listed = bool(workers) and all(_strings(w.get("models")) for w in workers)
+    closed = listed and not announced
     owners: dict[str, str] = {}
     for name, model in models.items():
         for alias in _strings(model.get("aliases")):

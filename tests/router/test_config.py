@@ -408,6 +408,27 @@ def test_d2_what_is_said_of_agents_is_checked(
     assert list(raised.value.faults) == [says.format(folder=tmp_path)]
 
 
+def test_d2_a_model_may_be_that_of_an_agent_which_comes_by_itself() -> None:
+    source = """
+        [agents]
+        listen = "127.0.0.1:0"
+        [[worker]]
+        name = "here"
+        url = "http://h"
+        models = ["small"]
+        [models.big]
+        fallback = "medium"
+    """
+    assert "big" in parse(source, environ={}, directory=HERE).models
+    with pytest.raises(ConfigInvalid) as raised:
+        parse(source.replace("listen", "# listen"), environ={}, directory=HERE)
+
+    assert list(raised.value.faults) == [
+        "models.big: no worker lists this model",
+        'models.big.fallback: no worker lists the model "medium"',
+    ]
+
+
 def test_d2_who_only_connects_needs_no_certificate_for_tls(tmp_path: Path) -> None:
     (tmp_path / "ca").touch()
     settings = parse(
