@@ -19,10 +19,9 @@ sys.path.insert(0, str(DOCS.parent))
 # After the path, since this is a script and no part of a package.
 from router.messages import GenerationParams, Job  # noqa: E402
 from workers.wire import frames  # noqa: E402
-from workers.wire.frames import AGENT_SENDS, Message, pack  # noqa: E402
+from workers.wire.frames import AGENT_SENDS, Message, cost_of, pack  # noqa: E402
 from workers.wire.jobs import encode_job  # noqa: E402
 from workers.wire.opening import Opening, Passport, Role  # noqa: E402
-from workers.wire.routing import cost_of  # noqa: E402
 
 FILE: Final = DOCS / "wire-vectors.json"
 TOKEN: Final = b"a shared token, sixteen or more"

@@ -14,13 +14,13 @@ from router.errors import Fault, FaultKind, LocalError
 from router.ids import AssignmentId
 from router.messages import Delta, FinishReason, Kind, ToolPart, Usage
 from router.messages import Finished as WholeAnswer
-from router.openai.document import DOCUMENT_MAX
 from router.ports import Delivery, SourcePhase
 from router.waiting import WaitState
 from router.words import Word
-from workers.wire.faults import fault_of, fault_of_decline
+from workers.wire.faults import failed_of, fault_of, fault_of_decline
 from workers.wire.frames import (
     DELTA_COST,
+    FRAME_MAX,
     PART_MAX,
     TEXT_MAX,
     Accepted,
@@ -35,11 +35,15 @@ from workers.wire.frames import (
     Piece,
     RichDelta,
     Waiting,
+    cost_of,
     pack,
 )
 
 #: What an agent may send beyond its credit: the delta that used it up.
 OVERDRAFT_MAX: Final = DELTA_COST + 4 * TEXT_MAX
+#: What the pieces of one delta may cost: an engine's line of 1 MiB fits. The
+#: document of an embedding may cost as much more as it is long.
+PIECES_MAX: Final = FRAME_MAX
 #: Deltas that are handed over in one go when a paused source goes on.
 RESUME_BATCH: Final = 64
 
@@ -115,6 +119,8 @@ _EVENTS: Final[Mapping[type[Message], Event]] = {
     Finished: Event.FINISHED,
     Failed: Event.FAILED,
 }
+#: Behind one of these nothing counts.
+_LAST_WORDS: Final = frozenset({Declined, Failed, Finished})
 _STREAMING: Final[SourcePhase] = SourcePhase.STREAMING
 # Typed wide: the engine may close a source in any call into it.
 _CLOSED: Final[SourcePhase] = SourcePhase.CLOSED
@@ -122,6 +128,9 @@ _CLOSED: Final[SourcePhase] = SourcePhase.CLOSED
 
 class End(Protocol):
     """The connection, as one attempt on it needs it."""
+
+    #: Messages that came for nothing (F4).
+    late: int
 
     def now(self) -> float:
         """Give the time, in seconds."""
@@ -151,6 +160,8 @@ class RemoteSource:
         "_granted",
         "_held",
         "_job",
+        "_once",
+        "_pieces_cost",
         "_sent",
         "_window",
         "assignment",
@@ -163,6 +174,7 @@ class RemoteSource:
         "paused",
         "phase",
         "pieces",
+        "pieces_max",
         "reason",
         "refill_at",
         "said",
@@ -207,6 +219,11 @@ class RemoteSource:
         self._sent = 0
         self._held: deque[Delta | Message] = deque()
         self.pieces: list[str] = []
+        #: What they cost, and may.
+        self._pieces_cost = 0
+        self.pieces_max = PIECES_MAX
+        #: Kinds of messages that cost nothing, of which one was held.
+        self._once: frozenset[type[Message]] = frozenset()
 
     # ---- ports.Source ----
 
@@ -357,7 +374,7 @@ class RemoteSource:
 
     def lose(self, fault: Fault) -> None:
         """The connection is gone. What has come whole is whole all the same."""
-        if any(isinstance(message, Finished) for message in self._held):
+        if Finished in self._once and self._held:
             return
         if self.phase is not _CLOSED:
             self._end_with(fault)
@@ -385,6 +402,7 @@ class RemoteSource:
             return text
         text = "".join(self.pieces) + text
         self.pieces.clear()
+        self._pieces_cost = 0
         return text
 
     def recount(self, deltas: Sequence[Delta]) -> None:
@@ -398,11 +416,23 @@ class RemoteSource:
     # ---- inner parts ----
 
     def _hold(self, what: Delta | Message) -> None:
+        """Keep *what* until the client has room; nothing comes without a bound.
+
+        What is left aside here would change nothing either when taken at once.
+        """
         if self.phase is _CLOSED:
             return
-        if self.spent > self._granted + OVERDRAFT_MAX:
+        if not self._once.isdisjoint(_LAST_WORDS) or type(what) in self._once:
+            self._end.late += 1
+        elif self.spent > self._granted + OVERDRAFT_MAX:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker overran its credit."))
+        elif isinstance(what, Delta | RichDelta | Piece):
+            self._held.append(what)
         else:
+            self._once |= {type(what)}
+            if isinstance(what, Failed):
+                # It may be as long as a frame, and no more than this is told.
+                what = failed_of(self.number, fault_of(what))
             self._held.append(what)
 
     def _whole(self, delta: Delta) -> Delta:
@@ -431,7 +461,8 @@ class RemoteSource:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
             return
         self.pieces.append(piece.text)
-        if sum(map(len, self.pieces)) > DOCUMENT_MAX:
+        self._pieces_cost += cost_of(piece)
+        if self._pieces_cost > self.pieces_max:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker's answer is too long."))
 
     def _take_rich(self, rich: RichDelta) -> None:

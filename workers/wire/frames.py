@@ -388,6 +388,17 @@ encode: Final = _encoder.encode
 _first: Final = msgspec.msgpack.Decoder().decode
 
 
+def cost_of(message: RichDelta | Piece) -> int:
+    """Count what a delta with more than a text takes of its credit, in bytes."""
+    cost = DELTA_COST + len(message.text.encode())
+    if isinstance(message, RichDelta):
+        cost += len(message.logprobs or b"")
+        tool = message.tool
+        if tool is not None:
+            cost += len((tool.id or "").encode()) + len((tool.name or "").encode())
+    return cost
+
+
 def pack(message: Message) -> bytes:
     """Write a whole frame."""
     body = encode(message)

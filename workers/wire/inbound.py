@@ -28,9 +28,9 @@ from workers.wire.frames import (
     RichDelta,
     Tool,
     Waiting,
+    cost_of,
 )
 from workers.wire.outbox import HIGH, Outbox
-from workers.wire.routing import cost_of
 from workers.wire.shapes import milliseconds, number_of, tokens_of
 
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, RequestId
 from router.messages import Delta, Endpoint, Job, Kind
+from router.openai.document import DOCUMENT_MAX
 from router.ports import Delivery, SourcePhase
 from workers.wire.attempt import RemoteSource
 from workers.wire.frames import (
@@ -35,6 +36,7 @@ from workers.wire.frames import (
     RichDelta,
     Seen,
     WireError,
+    cost_of,
     pack,
 )
 from workers.wire.jobs import encode_job
@@ -94,14 +96,6 @@ class _Count:
 
     def written(self) -> None:
         """Nobody waits for that."""
-
-
-def cost_of(message: RichDelta | Piece) -> int:
-    """Count what a delta with more than a text takes of its credit."""
-    cost = DELTA_COST + len(message.text.encode())
-    if isinstance(message, RichDelta) and message.logprobs is not None:
-        cost += len(message.logprobs)
-    return cost
 
 
 class RouterEnd:
@@ -175,11 +169,14 @@ class RouterEnd:
                 Fault(FaultKind.MODEL_GONE, "The worker has no such model.")
             )
         octets = encode_job(job)
-        window = DOCUMENT_WINDOW if job.endpoint is Endpoint.EMBEDDINGS else WINDOW
+        whole = job.endpoint is Endpoint.EMBEDDINGS
+        window = DOCUMENT_WINDOW if whole else WINDOW
         number = self._numbers = self._numbers + 1
         source = RemoteSource(
             self, number, assignment, delivery, octets, window, self.port.now()
         )
+        if whole:
+            source.pieces_max += DOCUMENT_MAX
         self.sources[number] = source
         self._send_offer(number, assignment, job.target, len(octets), window, waiting)
         self.outbox.put_body(source)

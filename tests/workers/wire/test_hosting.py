@@ -255,6 +255,16 @@ def test_p1_a_step_is_cut_before_it_delays_others() -> None:
     assert [type(m) for m in desk.sent()] == [Deltas, Deltas, Deltas]
 
 
+def test_p6_a_tool_call_costs_its_id_and_its_name() -> None:
+    desk = Counter()
+    inbound = desk.take_on(1)
+    call = delta(0, "{}", Kind.TOOL_CALL)
+    call.tool = ToolPart(0, "é" * 10, "f")
+    inbound.deltas([call])
+
+    assert inbound.spent == DELTA_COST + 2 + 20 + 1
+
+
 def test_f8_only_the_next_index_is_emitted() -> None:
     desk = Counter()
     inbound = desk.take_on(1)

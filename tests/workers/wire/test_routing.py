@@ -17,13 +17,19 @@ from router.messages import (
     ToolPart,
     Usage,
 )
+from router.openai.document import DOCUMENT_MAX
 from router.openai.worker_errors import RETRY_AFTER_MAX
 from router.ports import SourcePhase
 from router.waiting import WaitState
 from tests.kit.delivery import JOB, RecordingDelivery, assignment
 from tests.kit.wire import EPOCH, Desk
 from workers.wire import frames
-from workers.wire.attempt import OVERDRAFT_MAX, RESUME_BATCH, RemoteSource
+from workers.wire.attempt import (
+    OVERDRAFT_MAX,
+    PIECES_MAX,
+    RESUME_BATCH,
+    RemoteSource,
+)
 from workers.wire.frames import (
     DELTA_COST,
     PART_MAX,
@@ -51,6 +57,7 @@ from workers.wire.frames import (
     Tool,
     Waiting,
     WireError,
+    pack,
 )
 from workers.wire.jobs import decode_job
 from workers.wire.opening import ByeHeard
@@ -449,6 +456,8 @@ def test_p6_a_delta_costs_the_bytes_of_its_text() -> None:
     assert source.spent == before + DELTA_COST + 20
     desk.hear(RichDelta(1, 2, "tool_call", "é", Tool(0, None, None), b"123"))
     assert source.spent == before + 2 * DELTA_COST + 20 + 2 + 3
+    desk.hear(RichDelta(1, 3, "tool_call", "", Tool(0, "é" * 10, "f")))
+    assert source.spent == before + 3 * DELTA_COST + 20 + 2 + 3 + 21
 
 
 def test_p6_a_paused_attempt_holds_all_and_grants_nothing() -> None:
@@ -504,6 +513,93 @@ def test_p6_an_agent_that_overruns_its_credit_is_cut() -> None:
     assert isinstance(delivery.end, Fault)
     assert delivery.end.kind is FaultKind.PROTOCOL
     assert desk.sent() == [Cancel(1)]
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        Accepted(1),
+        Finishing(1, 2, "stop"),
+        Finishing(1, 1, "stop"),
+        Failed(1, "stalled", "x", body=b"x" * 2_000_000),
+        finished(1, 1),
+    ],
+    ids=["accepted", "finishing", "early", "failed", "finished"],
+)
+def test_p6_a_paused_attempt_holds_one_of_each_message_that_costs_nothing(
+    free: frames.Message,
+) -> None:
+    desk = Desk()
+    source, _ = streaming(desk)
+    source.pause()
+    desk.hear(text(1, 1, "b"))
+    for _ in range(100):
+        desk.hear(free)
+
+    assert len(source._held) == 2
+    assert sum(len(pack(m)) for m in source._held if isinstance(m, Failed)) < 66_000
+    assert desk.end.late == 99
+
+
+def test_f4_behind_a_last_word_that_is_held_nothing_counts() -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    source.pause()
+    desk.hear(finished(1, 1), text(1, 1, "b"), Failed(1, "stalled", "x"), Accepted(1))
+    assert desk.end.late == 3
+    source.resume()
+
+    assert delivery.text == "a"
+    assert isinstance(delivery.end, Finished)
+
+
+def test_a4_a_failure_that_was_held_is_told_as_it_is() -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    source.pause()
+    desk.hear(Failed(1, "rejected", "bad", 400, b"{}", "t", 2500, "stop", "c"))
+    source.resume()
+
+    assert delivery.end == Fault(
+        FaultKind.REJECTED, "bad", 400, b"{}", "t", 2.5, "stop", "c"
+    )
+
+
+@pytest.mark.parametrize("piece", ["", "x" * 1000])
+def test_p6_the_pieces_of_one_delta_are_bounded(piece: str) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    times = PIECES_MAX // (DELTA_COST + len(piece))
+    for _ in range(times):
+        desk.hear(Piece(1, 1, piece))
+    assert (delivery.end, len(source.pieces)) == (None, times)
+    desk.hear(Piece(1, 1, piece))
+
+    assert isinstance(delivery.end, Fault)
+    assert delivery.end.kind is FaultKind.PROTOCOL
+    assert source.pieces == []
+
+
+def test_p6_pieces_that_were_handed_over_count_no_more() -> None:
+    desk = Desk()
+    _, delivery = streaming(desk)
+    half = "x" * (PIECES_MAX // 2)
+    for index in range(1, 6):
+        desk.hear(Piece(1, index, half), text(1, index, ""))
+    desk.hear(finished(1, 6))
+
+    assert isinstance(delivery.end, Finished)
+
+
+def test_p6_the_document_of_an_embedding_may_be_longer() -> None:
+    desk = Desk()
+    source, delivery = desk.offer(1, attrs.evolve(JOB, endpoint=Endpoint.EMBEDDINGS))
+    desk.hear(Accepted(1))
+    for _ in range(10):
+        desk.hear(Piece(1, 0, "x" * (PIECES_MAX // 2)))
+
+    assert delivery.end is None
+    assert source.pieces_max > DOCUMENT_MAX
 
 
 def test_a_document_in_pieces_comes_as_one_delta() -> None:

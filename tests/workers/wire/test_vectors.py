@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from docs.make_vectors import FILE, MESSAGES, TOKEN, render, shown
+from router.openai.document import DOCUMENT_MAX
 from workers.wire import attempt, frames
 from workers.wire.faults import DECLINES, OF_WORKERS, Decline
 from workers.wire.frames import (
@@ -94,6 +95,9 @@ def test_costs_are_counted_as_the_document_says() -> None:
             assert isinstance(message, frames.RichDelta | frames.Piece)
             text = message.text
             more = len(getattr(message, "logprobs", None) or b"")
+            tool = getattr(message, "tool", None)
+            if tool is not None:
+                more += len((tool.id or "").encode()) + len((tool.name or "").encode())
         assert entry["cost"] == 64 + len(text.encode()) + more
 
 
@@ -203,6 +207,8 @@ def test_the_document_gives_the_limits_of_the_code() -> None:
         "attempt": str(frames.ATTEMPT_MAX),
         "cost of a delta": str(frames.DELTA_COST),
         "overdraft": str(attempt.OVERDRAFT_MAX),
+        "pieces": str(attempt.PIECES_MAX),
+        "pieces of a document": str(attempt.PIECES_MAX + DOCUMENT_MAX),
         "opening": f"{frames.OPENING_S:g} s",
         "heartbeat": f"{frames.HEARTBEAT_S:g} s",
         "expiry": f"{frames.EXPIRY_S:g} s",
