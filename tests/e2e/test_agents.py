@@ -27,10 +27,7 @@ async def ask_many(
 
     async def one(number: int) -> None:
         async with places:
-            router = swarm.routers[number % len(swarm.routers)]
-            url = f"http://{urls[number % len(urls)]}"
-            del router
-            asked.append(await ask(url))
+            asked.append(await ask(f"http://{urls[number % len(urls)]}"))
 
     urls = [part.running.events("listening")[0]["clients"][0] for part in swarm.routers]
     async with trio.open_nursery() as nursery:
