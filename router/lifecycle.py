@@ -186,6 +186,9 @@ class Lifecycle:
         except KeyError:
             raise LocalError(f"worker: {event.name} while {self.state.name}") from None
         changed = state is not self.state
+        if event is Event.DRAIN and reason is None:
+            # An operator's drain outlasts one by the worker's own word (L5).
+            reason = _REASONS[State.DRAINING]
         if changed or (reason is not None and reason != self.reason):
             self.since = now
             self.reason = reason or _REASONS[state]

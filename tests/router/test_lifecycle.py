@@ -52,6 +52,14 @@ def test_l4_a_healthy_probe_does_not_clear_a_suspect() -> None:
     assert cleared.state is State.READY
 
 
+def test_l5_an_operators_drain_replaces_the_reason_of_the_workers_own() -> None:
+    life = living(Event.ANSWERED)
+    life.fire(Event.DRAIN, 2.0, reason="agent_drains")
+    life.fire(Event.DRAIN, 3.0)
+
+    assert (life.state, life.reason, life.since) == (State.DRAINING, "draining", 3.0)
+
+
 def test_l5_a_draining_worker_serves_nothing_until_undrained_and_probed() -> None:
     drained = (Event.ANSWERED, Event.DRAIN, Event.ANSWERED, Event.SUCCEEDED)
 

@@ -308,6 +308,25 @@ async def test_a8_a_rested_worker_takes_its_waiters_without_being_asked(
         assert 0.2 < trio.current_time() - start < 0.8
 
 
+async def test_l5_an_operators_drain_stays_when_the_agent_that_drained_is_back(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with opened(worker) as router:
+        worker.result = ProbeResult.DRAINING
+        await trio.sleep(3)
+        assert router.drain("a")
+        worker.result = ProbeResult.REFUSED
+        await trio.sleep(3)
+        worker.result = ProbeResult.ANSWERED
+        await trio.sleep(31)
+        assert state(router, worker) is State.DRAINING
+
+        assert router.undrain("a")
+        await trio.sleep(1)
+        assert state(router, worker) is State.READY
+
+
 async def test_p3_a_worker_that_rests_from_two_models_is_asked_after_each(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
