@@ -5,7 +5,7 @@ Frames first, then one part of one body: a body of any size delays no frame
 whatever has to come behind it (P7). Pure: somebody else writes.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -14,8 +14,9 @@ from workers.wire.frames import STEP_MAX, Deltas, Message, encode, pack
 #: Bytes of frames that may wait before their sources are paused (section 5 of
 #: the design); they go on when those are being written.
 HIGH: Final = 1024 * 1024
-#: Bytes that only a peer that never reads makes wait: it is cut.
-CEILING: Final = 16 * 1024 * 1024
+#: Bytes that no honest peer makes wait, be they a large document in each of many
+#: slots: it is cut. Whether it reads at all is seen long before (``Link``).
+CEILING: Final = 256 * 1024 * 1024
 
 
 class Body(Protocol):
@@ -50,7 +51,7 @@ class Outbox:
         """*ring*: called when there is something to write; often."""
         self._ring = ring
         self._frames: list[bytes] = []
-        self._bodies: deque[Body] = deque()
+        self._bodies: OrderedDict[Body, None] = OrderedDict()
         self._last: Body | None = None
         self._step: list[tuple[int, int, int, str]] = []
         self._cost = 0
@@ -58,6 +59,11 @@ class Outbox:
         self.size = 0
         #: Called when more than `HIGH` waited, and is now being written.
         self.on_room: Callable[[], None] = _nothing
+
+    @property
+    def waits(self) -> bool:
+        """Something is to be written."""
+        return bool(self._frames or self._step or self._bodies)
 
     def put(self, message: Message) -> None:
         """Queue *message* behind all that was queued before."""
@@ -83,8 +89,12 @@ class Outbox:
 
     def put_body(self, body: Body) -> None:
         """Send *body* in parts, in turns with others, behind all frames."""
-        self._bodies.append(body)
+        self._bodies[body] = None
         self._ring()
+
+    def drop_body(self, body: Body) -> None:
+        """Send no more of *body*, and forget it. Idempotent."""
+        self._bodies.pop(body, None)
 
     def pull(self) -> bytes:
         """Give what is to be written next; b"": nothing waits.
@@ -102,11 +112,11 @@ class Outbox:
                 self.on_room()
             return whole
         while self._bodies:
-            body = self._bodies.popleft()
+            body, _ = self._bodies.popitem(last=False)
             part = body.next_part()
             if part:
                 self._last = body
-                self._bodies.append(body)
+                self._bodies[body] = None
                 return part
         return b""
 

@@ -136,6 +136,7 @@ class RouterEnd:
     def forget(self, source: RemoteSource) -> None:
         """*source* is over."""
         self.sources.pop(source.number, None)
+        self.outbox.drop_body(source)
 
     def catch_up(self) -> None:
         """Read what has arrived."""
@@ -198,7 +199,7 @@ class RouterEnd:
 
     def drop_count(self, number: int) -> None:
         """Want the count of this number no more. Idempotent."""
-        if self._counts.pop(number, None) is not None:
+        if self._end_count(number) is not None:
             self.put(Cancel(number))
 
     def silence(self) -> None:
@@ -211,9 +212,8 @@ class RouterEnd:
         self.closed = True
         for source in list(self.sources.values()):
             source.lose(fault)
-        for counting in list(self._counts.values()):
-            counting.told(None)
-        self._counts.clear()
+        for number in list(self._counts):
+            self._tell_count(number, None)
 
     # ---- bytes from the agent ----
 
@@ -244,13 +244,13 @@ class RouterEnd:
         number = getattr(message, "stream", None)
         if number is not None:
             if isinstance(message, Counted):
-                self._counted(message)
+                self._tell_count(number, message.tokens)
                 return
             source = self.sources.get(number)
             if source is not None:
                 self._guarded(source, message)
             elif number in self._counts and isinstance(message, Declined):
-                self._counts.pop(number).told(None)
+                self._tell_count(number, None)
             else:
                 self.late += 1
                 if isinstance(message, Accepted):
@@ -367,10 +367,16 @@ class RouterEnd:
         except Exception as second:  # noqa: BLE001 - the same request, again (L1)
             self.port.report_bug("workers.wire", second)
 
-    def _counted(self, message: Counted) -> None:
-        counting = self._counts.pop(message.stream, None)
+    def _tell_count(self, number: int, tokens: int | None) -> None:
+        counting = self._end_count(number)
         if counting is not None:
-            counting.told(message.tokens)
+            counting.told(tokens)
+
+    def _end_count(self, number: int) -> _Count | None:
+        counting = self._counts.pop(number, None)
+        if counting is not None:
+            self.outbox.drop_body(counting)
+        return counting
 
     def _send_offer(
         self,

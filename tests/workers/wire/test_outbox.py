@@ -49,6 +49,20 @@ def test_p1_bodies_take_turns_and_come_behind_every_frame() -> None:
     ]
 
 
+def test_p1_a_body_that_is_dropped_goes_no_further() -> None:
+    outbox = Outbox(lambda: None)
+    one, two = Body(b"1a", b"1b"), Body(b"2a")
+    outbox.put_body(one)
+    outbox.put_body(two)
+    assert outbox.pull() == b"1a"
+    outbox.drop_body(one)
+    outbox.drop_body(one)
+    outbox.wrote()
+
+    assert [outbox.pull(), outbox.pull()] == [b"2a", b""]
+    assert one.told == 1
+
+
 def test_a_body_hears_of_each_part_that_is_with_the_kernel() -> None:
     outbox = Outbox(lambda: None)
     body = Body(b"1", b"2")

@@ -1,5 +1,7 @@
 """The router's end of an open wire (P2, P6, P7, F8)."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from math import inf
 
@@ -805,6 +807,34 @@ def test_m8_a_count_that_nobody_wants_is_cancelled() -> None:
     desk.end.drop_count(number)
 
     assert desk.sent() == [Cancel(number)]
+
+
+@pytest.mark.parametrize("how", ["dropped", "declined", "counted"])
+def test_m8_of_a_count_that_is_over_no_more_is_sent(how: str) -> None:
+    desk = Desk()
+    long = attrs.evolve(JOB, messages=("x" * (5 * PART_MAX),))
+    number = desk.end.count(long, lambda _: None)
+    desk.end.outbox.pull()
+    desk.end.outbox.pull()
+    if how == "dropped":
+        desk.end.drop_count(number)
+    else:
+        desk.hear(
+            Declined(number, "too_large") if how == "declined" else Counted(number, 3)
+        )
+
+    assert not any(isinstance(m, Part) for m in desk.sent())
+
+
+def test_p1_an_attempt_that_is_over_is_kept_by_nobody() -> None:
+    desk = Desk()
+    source, delivery = desk.offer()
+    gone = weakref.ref(delivery)
+    source.close()
+    del source, delivery
+
+    gc.collect()
+    assert gone() is None
 
 
 def test_j6_reasoning_is_ended_where_the_agent_can() -> None:
