@@ -6,8 +6,11 @@ in one pass of the loop goes out in one write. Rule: silence is judged only
 after what has arrived was read (P4).
 """
 
+import fcntl
 import os
 import ssl
+import sys
+import termios
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -33,6 +36,9 @@ READ_SIZE: Final = 64 * 1024
 WRITE_BUDGET: Final = 1024 * 1024
 #: Seconds between two looks at the clock.
 TICK_S: Final = 0.5
+#: Seconds in which nothing of what waits leaves, after which a peer does not read:
+#: more than its silence may last, and no speed of a link is too low.
+STUCK_S: Final = 5.0
 #: Seconds, and bytes, for a peer to take our last word before the socket closes.
 PARTING_S: Final = 0.5
 PARTING_MAX: Final = 1024 * 1024
@@ -73,6 +79,11 @@ class Link:
         self._why: WireError | None = None
         self._connected = False
         self._broken = False
+        self._written = 0
+        #: What had been written, and was not taken by the peer yet, at the last
+        #: look that found a change; and when that was.
+        self._moved = (0, 0)
+        self._moved_at = 0.0
 
     # ---- the task that owns it ----
 
@@ -246,10 +257,25 @@ class Link:
         return True
 
     def _tick(self, end: End) -> None:
-        if end.outbox.size > CEILING:
-            raise WireError(Reason.OVERFLOW, "the peer does not read")
-        if trio.current_time() - self.heard_at > EXPIRY_S and not self._pull(end):
+        now = trio.current_time()
+        self._check_moving(end.outbox, now)
+        if now - self.heard_at > EXPIRY_S and not self._pull(end):
             raise WireError(Reason.EXPIRED, f"nothing came for {EXPIRY_S:g} s")
+
+    def _check_moving(self, outbox: Outbox, now: float) -> None:
+        """Find a peer that does not read, however little waits for it.
+
+        What the kernel holds counts too: for megabytes of it a socket is not
+        writable, while a slow link carries them off all the time.
+        """
+        moved = (self._written, _untaken(self._fd))
+        waits = self._rest or self._transport.unsent or outbox.waits
+        if moved != self._moved or not waits:
+            self._moved, self._moved_at = moved, now
+        if now - self._moved_at > STUCK_S:
+            raise WireError(Reason.OVERFLOW, "the peer does not read")
+        if len(self._rest) + outbox.size > CEILING:
+            raise WireError(Reason.OVERFLOW, "the peer reads too slowly")
 
     async def _write(self) -> None:
         while True:
@@ -272,6 +298,7 @@ class Link:
                 rest = memoryview(chunk)
             sent = transport.send(rest)
             self._rest = rest[sent:]
+            self._written += sent
             if self._rest:
                 return False
             outbox.wrote()
@@ -302,6 +329,16 @@ class Link:
         while (octets := self._recv(READ_SIZE)) is None:
             await trio.lowlevel.wait_readable(self._fd)
         return octets
+
+
+def _untaken(number: int) -> int:
+    """Count the bytes that the kernel keeps of a stream until its peer has them."""
+    try:
+        octets = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        # A broken stream, which its reader finds.
+        return 0
+    return int.from_bytes(octets, sys.byteorder)
 
 
 def lost(error: OSError) -> WireError:

@@ -1,7 +1,8 @@
 """One connection's bytes: when they go out, and how it ends (P1, P7)."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ from tests.kit.tls import make_contexts
 from workers import link as link_module
 from workers.link import Link
 from workers.poll import WRITE
-from workers.transport import TlsTransport
+from workers.transport import PlainTransport, TlsTransport
 from workers.wire.frames import Cancel, Reason, WireError, pack
 from workers.wire.opening import Passport, Role
 from workers.wire.outbox import Outbox
@@ -107,6 +108,100 @@ async def test_what_is_put_out_between_turns_goes_with_the_loops_next_pass(
 
         assert paper.writes == [pack(Cancel(1)) + pack(Cancel(2))]
         nursery.cancel_scope.cancel()
+
+
+class Quiet(End):
+    """An end whose peer is heard, and says nothing of weight."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self.link = link
+
+    async def beat(self) -> None:
+        """Hear the peer, as heartbeats do."""
+        while True:
+            self.link.heard_at = trio.current_time()
+            await trio.sleep(1)
+
+
+@asynccontextmanager
+async def filled(size: int) -> AsyncIterator[tuple[Quiet, socket.socket, list[Reason]]]:
+    """A link with *size* bytes to write, and its peer's socket, that nobody reads."""
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.setblocking(False)
+        link = Link(PlainTransport.accepted(one), PASSPORT, strict_cork())
+        end = Quiet(link)
+        ended: list[Reason] = []
+
+        async def carry() -> None:
+            ended.append((await link.carry(end)).reason)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry)
+            nursery.start_soon(end.beat)
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(2):
+                end.outbox.put_frame(bytes(size // 2))
+                await trio.testing.wait_all_tasks_blocked()
+            yield end, other, ended
+            nursery.cancel_scope.cancel()
+
+
+class Large:
+    """A body of any size."""
+
+    def next_part(self) -> bytes:
+        return bytes(65536)
+
+    def written(self) -> None:
+        """Nobody waits for it."""
+
+
+async def test_p6_a_slow_link_with_much_to_carry_is_kept(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    del autojump_clock
+    async with filled(48 * 1024 * 1024) as (_, other, ended):
+        for _ in range(50):
+            # So little that for long the socket is not writable once.
+            assert other.recv(65536)
+            await trio.sleep(0.8 * link_module.STUCK_S)
+            assert ended == []
+
+
+@pytest.mark.parametrize("bodies", [False, True])
+async def test_p6_a_peer_that_speaks_and_never_reads_is_left(
+    bodies: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    del autojump_clock
+    async with filled(0 if bodies else 4 * 1024 * 1024) as (end, _, ended):
+        if bodies:
+            end.outbox.put_body(Large())
+        await trio.sleep(link_module.STUCK_S)
+        assert ended == []
+        await trio.sleep(4 * link_module.TICK_S)
+        assert ended == [Reason.OVERFLOW]
+
+
+async def test_p6_a_peer_for_which_nothing_waits_may_take_its_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    del autojump_clock
+    async with filled(1000) as (_, _, ended):
+        await trio.sleep(10 * link_module.STUCK_S)
+        assert ended == []
+
+
+async def test_p6_what_no_honest_peer_makes_wait_ends_it(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del autojump_clock
+    monkeypatch.setattr(link_module, "CEILING", 4 * 1024 * 1024)
+    async with filled(6 * 1024 * 1024) as (_, _, ended):
+        await trio.sleep(1)
+        assert ended == [Reason.OVERFLOW]
 
 
 class CountedTransport(TlsTransport):
