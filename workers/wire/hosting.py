@@ -78,16 +78,19 @@ class Gate(Protocol):
 
 
 class Memory:
-    """The newest attempt of each request that was ever offered to this agent.
+    """What all connections of an agent share: what was offered, what is coming.
 
-    One for all connections: whoever offers an old attempt gets no second
-    generation (F8). Bounded; what is forgotten is older than any router's try.
+    It knows the newest attempt of each request that was ever offered: whoever
+    offers an old one gets no second generation (F8). Bounded; what is forgotten is
+    older than any router's try.
     """
 
     def __init__(self, most: int = REQUESTS_MAX) -> None:
         """Remember *most* requests, the newest."""
         self._most = most
         self._newest: OrderedDict[str, int] = OrderedDict()
+        #: Bytes of all jobs that are on their way.
+        self.expected = 0
 
     def admit(self, request: str, attempt: int) -> bool:
         """Take note of *attempt*; False: one that is not older was offered."""
@@ -123,8 +126,8 @@ class AgentEnd:
             epoch: the agent's own.
             ring: see `Outbox`.
             body_max: bytes of one job.
-            bodies_max: bytes of all jobs of this connection that are on their
-                way.
+            bodies_max: bytes of all jobs that are on their way to this agent,
+                on whatever connection.
         """
         self.outbox = Outbox(ring)
         self.inbounds: dict[int, Inbound] = {}
@@ -139,7 +142,6 @@ class AgentEnd:
         self._body_max = body_max
         self._bodies_max = bodies_max
         self._gathering = 0
-        self._expected = 0
         self._ended: OrderedDict[int, Message | None] = OrderedDict()
 
     # ---- bytes from the router ----
@@ -235,7 +237,7 @@ class AgentEnd:
             self._decline(inbound, refusal)
             return
         self._gathering += 1
-        self._expected += offer.size
+        self._memory.expected += offer.size
 
     def _first_look(self, inbound: Inbound) -> Refusal | None:
         offer = inbound.offer
@@ -245,7 +247,7 @@ class AgentEnd:
             return Refusal(Decline.WRONG_EPOCH, "The worker was restarted.")
         if (
             not 0 < offer.size <= self._body_max
-            or self._expected + offer.size > self._bodies_max
+            or self._memory.expected + offer.size > self._bodies_max
             or self._gathering >= GATHERING_MAX
         ):
             return Refusal(Decline.TOO_LARGE, "The worker has no room for the request.")
@@ -262,16 +264,15 @@ class AgentEnd:
             return
         if inbound.got + len(part.octets) > inbound.offer.size:
             raise WireError(Reason.OUT_OF_ORDER, "a job longer than it was offered")
-        inbound.parts.append(part.octets)
+        inbound.octets += part.octets
         inbound.got += len(part.octets)
         if inbound.got == inbound.offer.size:
             self._begin(inbound)
 
     def _begin(self, inbound: Inbound) -> None:
         self._gathered(inbound)
-        parts = inbound.parts
-        octets = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+        octets = bytes(inbound.octets)
+        inbound.octets.clear()
         try:
             job = decode_job(octets)
         except JobUnreadable:
@@ -301,4 +302,4 @@ class AgentEnd:
 
     def _gathered(self, inbound: Inbound) -> None:
         self._gathering -= 1
-        self._expected -= inbound.offer.size
+        self._memory.expected -= inbound.offer.size

@@ -126,8 +126,8 @@ class Inbound:
         "finishing_told",
         "got",
         "next_index",
+        "octets",
         "offer",
-        "parts",
         "spent",
         "state",
         "told",
@@ -137,8 +137,9 @@ class Inbound:
         """Wait for the parts of *offer*'s job."""
         self.offer = offer
         self.state = State.GATHERING
-        self.parts: list[bytes] = []
-        #: Bytes of the job that are here.
+        #: The job as far as it has come: one run of bytes, however it is cut.
+        self.octets = bytearray()
+        #: Bytes of the job that came; kept when the job itself is not any more.
         self.got = 0
         self.credit = offer.credit
         self.spent = 0
@@ -174,7 +175,7 @@ class Inbound:
             LocalError: it is not waiting for that (F8).
         """
         self._fire(Event.ACCEPT)
-        self.parts.clear()
+        self.octets.clear()
         self._outbox.put(Accepted(self.number))
 
     def decline(
@@ -257,7 +258,7 @@ class Inbound:
         """The router wants it no more: nothing is emitted from here on."""
         self._fire(Event.CANCEL)
         self._backlog.clear()
-        self.parts.clear()
+        self.octets.clear()
         self._end.over(self, None)
 
     def grant(self, total: int) -> bool:
@@ -313,7 +314,7 @@ class Inbound:
 
     def _last(self, message: Message) -> None:
         """Send the last word."""
-        self.parts.clear()
+        self.octets.clear()
         self._send(message)
 
     def _flush(self) -> None:

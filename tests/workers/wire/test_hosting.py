@@ -1,5 +1,7 @@
 """The agent's end of an open wire (P2, P3, P5, P6, F8)."""
 
+import tracemalloc
+
 import attrs
 import pytest
 
@@ -125,6 +127,33 @@ def test_p3_jobs_on_their_way_are_bounded_together() -> None:
     desk.hear(Cancel(1), Offer(4, "r4", 1, EPOCH, "m", 1_000_000, 1))
 
     assert desk.sent() == []
+
+
+def test_p3_jobs_on_their_way_are_bounded_over_all_connections() -> None:
+    memory = Memory()
+    first, second = Counter(memory), Counter(memory)
+    for number in (1, 2):
+        first.hear(Offer(number, f"r{number}", 1, EPOCH, "m", 1_000_000, 1))
+    second.hear(Offer(1, "s1", 1, EPOCH, "m", 1_000_000, 1))
+    assert [d.reason for d in second.sent()] == ["too_large"]
+    first.end.end()
+    second.hear(Offer(2, "s2", 1, EPOCH, "m", 1_000_000, 1))
+
+    assert second.sent() == []
+
+
+def test_p1_a_job_takes_the_room_of_its_bytes_however_it_is_cut() -> None:
+    desk = Counter()
+    size = 100_000
+    tracemalloc.start()
+    desk.end.take(Offer(1, "r", 1, EPOCH, "m", size, 1))
+    before, _ = tracemalloc.get_traced_memory()
+    for at in range(0, size - 2, 2):
+        desk.end.take(Part(1, at, b"%02d" % (at % 97)))
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert after - before < 2 * size
 
 
 def test_p3_what_is_no_job_is_declined_and_the_connection_lives() -> None:

@@ -102,7 +102,7 @@ def take_any_part(self: AgentEnd, part: Part) -> None:
     inbound = self._find(part.stream)
     if inbound is None or inbound.state is not State.GATHERING:
         return
-    inbound.parts.append(part.octets)
+    inbound.octets += part.octets
     inbound.got += len(part.octets)
     if inbound.got >= inbound.offer.size:
         self._begin(inbound)
@@ -114,7 +114,7 @@ def begin_again(self: AgentEnd, offer: Offer) -> None:
     refusal = self._gate.look(inbound)
     assert refusal is None
     self._gathering += 1
-    self._expected += offer.size
+    self._memory.expected += offer.size
 
 
 def trust_any_count(self: RemoteSource, count: int, reason: str) -> bool:

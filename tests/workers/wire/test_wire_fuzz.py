@@ -164,7 +164,7 @@ def test_t7_mutated_frames_of_a_router_crash_no_agent() -> None:
         host.end.end()
         assert host.end.inbounds == {}
         assert host.end._gathering == 0
-        assert host.end._expected == 0
+        assert host.end._memory.expected == 0
     assert {"oversize", "garbage", "bad_shape", "wrong_direction"} <= set(reasons)
 
 
