@@ -88,6 +88,21 @@ class Endpoint(Enum):
 
 
 @attrs.frozen
+class Trace:
+    """The trace context that a request came with, to be handed on (X4)."""
+
+    parent: str
+    """Of ``traceparent``, whole: version, trace, parent and flags, in hex."""
+    state: str | None = None
+    """Of ``tracestate``."""
+
+    @property
+    def id(self) -> str:
+        """The trace's own number."""
+        return self.parent[3:35]
+
+
+@attrs.frozen
 class Job:
     """A request with the wire taken off.
 
@@ -117,6 +132,8 @@ class Job:
     endpoint: Endpoint = Endpoint.CHAT
     may_drop_images: bool = False
     """A worker that sees no images gets a note in their place (B69)."""
+    trace: Trace | None = None
+    """Each attempt's request carries it (X4)."""
 
 
 class Kind(Enum):

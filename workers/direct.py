@@ -16,7 +16,7 @@ from router.cork import Cork
 from router.crew import DEFAULT_SLOTS
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.ids import AssignmentId, WorkerId
-from router.messages import Endpoint, Job, Probe, ProbeResult, SlotView
+from router.messages import Endpoint, Job, Probe, ProbeResult, SlotView, Trace
 from router.openai.upstream import BUDGET, build_body, build_count_body, unsupported
 from router.ports import Delivery
 from router.settings import WaitSettings, WorkerSettings
@@ -52,7 +52,6 @@ class DirectWorker:
         environ: Mapping[str, str] = os.environ,
         report_bug: Callable[[str, Exception], None],
         cork: Cork | None = None,
-        trace: Callable[[AssignmentId], str | None] | None = None,
         tls: ssl.SSLContext | None = None,
         explain: Callable[[DirectSource, Fault], bool] | None = None,
     ) -> None:
@@ -66,7 +65,6 @@ class DirectWorker:
                 with its place in the code (L1).
             cork: the router's, for what its clients are sent; None: they are
                 sent each delta by itself.
-            trace: gives an assignment's ``traceparent``, or None (X4).
             tls: for https; None: the system's certificate authorities.
             explain: told of each failure before the engine is; True: it will
                 have the source report, at the latest when it knows more.
@@ -91,7 +89,6 @@ class DirectWorker:
         self._engine = make_engine(settings.engine, settings.models)
         self._recognised = settings.engine != "auto"
         self._slots = settings.slots or DEFAULT_SLOTS
-        self._trace = trace
         self._explain = explain
         self._poll: Poll | None = None
         self._all: set[Upstream] = set()
@@ -306,9 +303,8 @@ class DirectWorker:
         if not _is_field_value(name):
             raise LocalError("a request id that no header can carry")
         lines = b"x-request-id: %b\r\n" % name.encode()
-        trace = None if self._trace is None else self._trace(assignment)
-        if trace is not None and _is_field_value(trace):
-            lines += b"traceparent: %b\r\n" % trace.encode()
+        if job.trace is not None:
+            lines += _trace_lines(job.trace)
         fixed = self._heads[job.endpoint]
         head = b"%b%bcontent-length: %d\r\n\r\n" % (fixed, lines, len(body))
         return (head + body,) if len(body) <= _JOIN_MAX else (head, body)
@@ -393,6 +389,16 @@ def _heads(base: str, host: str, key: str | None) -> dict[Endpoint, bytes]:
         ).encode()
         for endpoint, (path, kind) in _ENDPOINTS.items()
     }
+
+
+def _trace_lines(trace: Trace) -> bytes:
+    """Write a trace context's fields (X4), whoever it came from."""
+    if not trace.parent or not _is_field_value(trace.parent):
+        return b""
+    line = b"traceparent: %b\r\n" % trace.parent.encode()
+    if trace.state and _is_field_value(trace.state):
+        line += b"tracestate: %b\r\n" % trace.state.encode()
+    return line
 
 
 def _is_field_value(value: str) -> bool:

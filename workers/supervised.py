@@ -83,7 +83,6 @@ class SupervisedWorker(DirectWorker):
         environ: Mapping[str, str] = os.environ,
         report_bug: Callable[[str, Exception], None],
         cork: Cork | None = None,
-        trace: Callable[[AssignmentId], str | None] | None = None,
         folder: Path | None = None,
     ) -> None:
         """Start nothing yet.
@@ -94,7 +93,6 @@ class SupervisedWorker(DirectWorker):
             environ: the server's, below ``env``; and where the key is found.
             report_bug: as for a direct worker.
             cork: as for a direct worker.
-            trace: as for a direct worker.
             folder: where the server's log and record go; None: nowhere.
 
         Raises:
@@ -107,7 +105,6 @@ class SupervisedWorker(DirectWorker):
             environ=environ,
             report_bug=report_bug,
             cork=cork,
-            trace=trace,
             explain=self._doubt,
         )
         self.process = ServerProcess(plan, folder, self._changed)

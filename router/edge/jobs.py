@@ -7,10 +7,13 @@ differ between them; an endpoint brings its parser and its receivers.
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+import attrs
+
 from router.checks import RequestInvalid
 from router.edge.core import Core
 from router.edge.exchange import INTERNAL_FAULT, Exchange
 from router.edge.receivers import EventStream, WholeReply
+from router.edge.trace import trace_of
 from router.errors import LocalError, RequestFailed
 from router.messages import Job
 
@@ -80,11 +83,14 @@ class JobRoute(Generic[AskedT]):
             # It left before there was anything to end (A7).
             exchange.site.tally.disconnects["received"] += 1
             return
+        job, trace = asked.job, trace_of(exchange.head)
+        if trace is not None:
+            job = attrs.evolve(job, trace=trace)
         receiver = self._receiver_of(exchange, asked)
         exchange.receiver = receiver
         client_id = exchange.client_id
         await self._core.serve(
-            asked.job,
+            job,
             receiver,
             request=exchange.request,
             client_ref=client_id.decode() if client_id else None,

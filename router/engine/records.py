@@ -58,6 +58,8 @@ def flight_record(flight: Flight, now: float) -> dict[str, object]:
         "total_s": round((now if end is None else end) - born, 6),
         "deltas": flight.delta_count,
     }
+    if flight.job.trace is not None:
+        record["trace_id"] = flight.job.trace.id
     if flight.verdicts:
         record["verdicts"] = flight.verdicts
     if flight.wait_state is not None:

@@ -11,6 +11,7 @@ from router.messages import (
     FinishReason,
     GenerationParams,
     Kind,
+    Trace,
     Usage,
 )
 from router.ports import SourcePhase
@@ -64,6 +65,22 @@ async def test_a1_the_head_is_the_acceptance_and_deltas_follow_it() -> None:
     assert set(delivery.names[1:-1]) == {"deltas"}
 
 
+async def test_a_url_may_end_in_v1() -> None:
+    async with open_engine() as engine:
+        worker = DirectWorker(
+            WorkerSettings(name="w", url=f"{engine.url}/v1"),
+            WaitSettings(),
+            environ={},
+            report_bug=lambda _where, _bug: None,
+        )
+        async with served(worker):
+            delivery = RecordingDelivery()
+            worker.open(assignment(), JOB, delivery)
+            await delivery.ended()
+
+    assert engine.seen[0].path == "/v1/chat/completions"
+
+
 async def test_h3_only_the_allowed_headers_reach_the_worker() -> None:
     settings = {"api_key_env": "KEY"}
     async with bench(settings=settings) as b:
@@ -82,26 +99,24 @@ async def test_h3_only_the_allowed_headers_reach_the_worker() -> None:
 
 
 async def test_x4_a_trace_goes_to_the_worker_and_a_torn_one_does_not() -> None:
-    async with open_engine() as engine:
-        traces = iter(["00-a-b-01", "00\r\nevil: 1"])
-        worker = DirectWorker(
-            WorkerSettings(name="w", url=f"{engine.url}/v1"),
-            WaitSettings(),
-            environ={},
-            report_bug=lambda _where, _bug: None,
-            trace=lambda _assignment: next(traces),
-        )
-        async with served(worker):
-            for number in (1, 2):
-                delivery = RecordingDelivery()
-                worker.open(assignment(number), JOB, delivery)
-                await delivery.ended()
+    torn = "00\r\nevil: 1"
+    traces = [Trace("00-a-b-01", "k=v"), Trace("00-a-b-01", torn), Trace(torn, "k=v")]
+    async with bench() as b:
+        for trace in (*traces, None):
+            _, delivery = b.send(trace=trace)
+            await delivery.ended()
 
-        first, second = engine.seen
-    assert first.headers["traceparent"] == "00-a-b-01"
-    assert "traceparent" not in second.headers
-    assert "evil" not in second.headers
-    assert first.path == "/v1/chat/completions"
+    found = [
+        (x.headers.get("traceparent"), x.headers.get("tracestate"))
+        for x in b.engine.seen
+    ]
+    assert found == [
+        ("00-a-b-01", "k=v"),
+        ("00-a-b-01", None),
+        (None, None),
+        (None, None),
+    ]
+    assert all("evil" not in x.headers for x in b.engine.seen)
 
 
 async def test_the_body_always_asks_for_a_stream_with_usage() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.messages import Endpoint, GenerationParams, Job, SignalCode
+from router.messages import Endpoint, GenerationParams, Job, SignalCode, Trace
 from tests.kit.delivery import JOB
 from workers.wire.jobs import JobUnreadable, decode_job, encode_job, known_tokens
 
@@ -36,6 +36,7 @@ def test_a_job_survives_its_bytes(
         3,
         Endpoint.COMPLETIONS,
         may_drop_images=True,
+        trace=Trace("00-a-b-01", "k=v"),
     )
 
     assert decode_job(encode_job(job)) == job
