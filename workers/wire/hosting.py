@@ -39,8 +39,10 @@ ENDED_MAX: Final = 256
 REQUESTS_MAX: Final = 4096
 #: Bytes of an error body that is kept with an end.
 LAST_MAX: Final = 1024
-#: Jobs of one connection that may be on their way at once.
+#: Jobs of one connection that may be on their way at once, and answers whose end
+#: may wait for credit when their slots are long free.
 GATHERING_MAX: Final = 1024
+LINGERING_MAX: Final = 1024
 
 
 @attrs.frozen
@@ -142,6 +144,7 @@ class AgentEnd:
         self._body_max = body_max
         self._bodies_max = bodies_max
         self._gathering = 0
+        self._lingering: set[int] = set()
         self._ended: OrderedDict[int, Message | None] = OrderedDict()
 
     # ---- bytes from the router ----
@@ -207,6 +210,11 @@ class AgentEnd:
             self._ended[number] = None if long else last
             if len(self._ended) > ENDED_MAX:
                 self._ended.popitem(last=False)
+            self._lingering.discard(number)
+
+    def lingers(self, inbound: Inbound) -> None:
+        """See ``inbound.End``."""
+        self._lingering.add(inbound.number)
 
     # ---- inner parts ----
 
@@ -249,6 +257,7 @@ class AgentEnd:
             not 0 < offer.size <= self._body_max
             or self._memory.expected + offer.size > self._bodies_max
             or self._gathering >= GATHERING_MAX
+            or len(self._lingering) >= LINGERING_MAX
         ):
             return Refusal(Decline.TOO_LARGE, "The worker has no room for the request.")
         return self._gate.look(inbound)

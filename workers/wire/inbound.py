@@ -109,6 +109,9 @@ class End(Protocol):
     def over(self, inbound: "Inbound", last: Message | None) -> None:
         """It has ended; *last* is its last word, for a duplicate offer."""
 
+    def lingers(self, inbound: "Inbound") -> None:
+        """Its engine is done with it, and its end waits here for credit."""
+
 
 class Inbound:
     """An assignment that some router has offered.
@@ -316,6 +319,8 @@ class Inbound:
         """Send the last word."""
         self.octets.clear()
         self._send(message)
+        if self._backlog:
+            self._end.lingers(self)
 
     def _flush(self) -> None:
         backlog = self._backlog

@@ -9,7 +9,7 @@ from router.errors import Fault, FaultKind, LocalError
 from router.messages import Delta, Finished, FinishReason, Kind, ToolPart, Usage
 from tests.kit.delivery import JOB, assignment
 from tests.kit.wire import EPOCH, Counter, offered
-from workers.wire import frames
+from workers.wire import frames, hosting
 from workers.wire.faults import Decline
 from workers.wire.frames import (
     DELTA_COST,
@@ -154,6 +154,28 @@ def test_p1_a_job_takes_the_room_of_its_bytes_however_it_is_cut() -> None:
     tracemalloc.stop()
 
     assert after - before < 2 * size
+
+
+def test_p6_a_router_that_grants_nothing_gets_no_more_when_much_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosting, "LINGERING_MAX", 3)
+    desk = Counter()
+    for number in (1, 2, 3):
+        inbound = desk.take_on(number, credit=0)
+        inbound.deltas([delta(0)])
+        inbound.finish(end())
+    desk.hear(*offered(4))
+    assert [d.reason for d in desk.sent()] == ["too_large"]
+    assert len(desk.end.inbounds) == 3
+
+    # One that is taken, or not wanted any more, makes room for another.
+    desk.hear(Credit(1, 1), *offered(5), Cancel(2), *offered(6))
+    assert [m for m in desk.sent() if not isinstance(m, Finished)][-2:] == [
+        Accepted(5),
+        Accepted(6),
+    ]
+    assert set(desk.end.inbounds) == {3, 5, 6}
 
 
 def test_p3_what_is_no_job_is_declined_and_the_connection_lives() -> None:
