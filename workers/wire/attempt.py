@@ -141,6 +141,9 @@ class End(Protocol):
     def forget(self, source: "RemoteSource") -> None:
         """*source* is over."""
 
+    def crash(self, source: "RemoteSource", bug: Exception) -> None:
+        """End *source*, and nothing else, for a bug of ours (L1)."""
+
     def catch_up(self) -> None:
         """Read what has arrived on this connection."""
 
@@ -232,26 +235,18 @@ class RemoteSource:
         self.paused = True
 
     def resume(self) -> None:
-        """Hand over what was held, and grant credit. Not a checkpoint."""
+        """Hand over what was held, and grant credit. Not a checkpoint.
+
+        A bug on the way ends this attempt; nothing of it is held then (L1).
+        """
         if not self.paused:
             return
-        self.paused = False
-        self.last_byte_at = self._end.now()
-        held = self._held
-        while held and not self.paused and self.phase is not _CLOSED:
-            if not isinstance(held[0], Delta):
-                self.take(held.popleft())  # type: ignore[arg-type]
-                continue
-            batch: list[Delta] = []
-            while held and len(batch) < RESUME_BATCH and isinstance(held[0], Delta):
-                batch.append(self._whole(held.popleft()))  # type: ignore[arg-type]
-            self.recount(batch)
-            self.deliver(self.assignment, batch)
-        if self.since == inf and not held:
-            # What was asked to finish may: its wait for usage begins here.
-            self.since = self.last_byte_at
-        if self.spent >= self.refill_at:
-            self.refill()
+        try:
+            self._go_on()
+        except LocalError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - L1: kept to one assignment
+            self._end.crash(self, bug)
 
     def catch_up(self) -> None:
         """Read what has arrived. Not a checkpoint."""
@@ -414,6 +409,25 @@ class RemoteSource:
         self.count = max(self.count, 1 + max(delta.index for delta in deltas))
 
     # ---- inner parts ----
+
+    def _go_on(self) -> None:
+        self.paused = False
+        self.last_byte_at = self._end.now()
+        held = self._held
+        while held and not self.paused and self.phase is not _CLOSED:
+            if not isinstance(held[0], Delta):
+                self.take(held.popleft())  # type: ignore[arg-type]
+                continue
+            batch: list[Delta] = []
+            while held and len(batch) < RESUME_BATCH and isinstance(held[0], Delta):
+                batch.append(self._whole(held.popleft()))  # type: ignore[arg-type]
+            self.recount(batch)
+            self.deliver(self.assignment, batch)
+        if self.since == inf and not held:
+            # What was asked to finish may: its wait for usage begins here.
+            self.since = self.last_byte_at
+        if self.spent >= self.refill_at:
+            self.refill()
 
     def _hold(self, what: Delta | Message) -> None:
         """Keep *what* until the client has room; nothing comes without a bound.

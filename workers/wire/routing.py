@@ -138,6 +138,16 @@ class RouterEnd:
         self.sources.pop(source.number, None)
         self.outbox.drop_body(source)
 
+    def crash(self, source: RemoteSource, bug: Exception) -> None:
+        """End this attempt, and nothing else, for a bug of ours (L1)."""
+        self.port.report_bug("workers.wire", bug)
+        try:
+            source.fail(Fault(FaultKind.INTERNAL, "The router failed on this request."))
+        except LocalError:
+            raise
+        except Exception as second:  # noqa: BLE001 - the same request, again (L1)
+            self.port.report_bug("workers.wire", second)
+
     def catch_up(self) -> None:
         """Read what has arrived."""
         self.port.catch_up()
@@ -211,7 +221,12 @@ class RouterEnd:
         """The connection is gone: everything on it ends with *fault*, at once."""
         self.closed = True
         for source in list(self.sources.values()):
-            source.lose(fault)
+            try:
+                source.lose(fault)
+            except LocalError:
+                raise
+            except Exception as bug:  # noqa: BLE001 - L1: the others end all the same
+                self.crash(source, bug)
         for number in list(self._counts):
             self._tell_count(number, None)
 
@@ -343,7 +358,7 @@ class RouterEnd:
         except LocalError:
             raise
         except Exception as bug:  # noqa: BLE001 - L1: kept to one assignment
-            self._crash(source, bug)
+            self.crash(source, bug)
 
     def _guarded(self, source: RemoteSource, message: Message) -> None:
         try:
@@ -355,17 +370,7 @@ class RouterEnd:
         except LocalError:
             raise
         except Exception as bug:  # noqa: BLE001 - L1: kept to one assignment
-            self._crash(source, bug)
-
-    def _crash(self, source: RemoteSource, bug: Exception) -> None:
-        """End this attempt, and nothing else, for a bug of ours (L1)."""
-        self.port.report_bug("workers.wire", bug)
-        try:
-            source.fail(Fault(FaultKind.INTERNAL, "The router failed on this request."))
-        except LocalError:
-            raise
-        except Exception as second:  # noqa: BLE001 - the same request, again (L1)
-            self.port.report_bug("workers.wire", second)
+            self.crash(source, bug)
 
     def _tell_count(self, number: int, tokens: int | None) -> None:
         counting = self._end_count(number)

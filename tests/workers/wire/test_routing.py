@@ -864,6 +864,36 @@ def test_l1_a_bug_in_one_delivery_ends_that_attempt_alone() -> None:
     assert desk.sent() == [Cancel(1)]
 
 
+def test_l1_a_bug_while_what_was_held_is_handed_over_ends_that_attempt() -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    source.pause()
+    desk.hear(text(1, 1, "b"), RichDelta(1, 2, "text", "c", None, b"{}"))
+    desk.sent()
+    delivery.hook = crash_once()
+    source.resume()
+    desk.hear(text(1, 3, "d"))
+
+    assert isinstance(delivery.end, Fault)
+    assert delivery.end.kind is FaultKind.INTERNAL
+    assert delivery.text == "ab"
+    assert len(desk.bugs) == 1
+    assert desk.sent() == [Cancel(1)]
+
+
+def test_l1_a_bug_while_a_connection_ends_keeps_no_other_from_being_told() -> None:
+    desk = Desk()
+    _, one = streaming(desk, 1)
+    _, two = streaming(desk, 2)
+    told: list[int | None] = []
+    desk.end.count(JOB, told.append)
+    one.hook = crash_once(on="failed")
+    desk.end.end(LOST)
+
+    assert (two.end, told) == (LOST, [None])
+    assert len(desk.bugs) == 1
+
+
 def test_l1_a_broken_invariant_goes_through() -> None:
     desk = Desk()
     _, delivery = streaming(desk)
@@ -873,11 +903,13 @@ def test_l1_a_broken_invariant_goes_through() -> None:
         desk.hear(text(1, 1, "b"))
 
 
-def crash_once(bug: Exception | None = None) -> Callable[[str], None]:
+def crash_once(
+    bug: Exception | None = None, on: str = "deltas"
+) -> Callable[[str], None]:
     bugs = [bug or ValueError("a bug")]
 
     def hook(name: str) -> None:
-        if name == "deltas" and bugs:
+        if name == on and bugs:
             raise bugs.pop()
 
     return hook
