@@ -137,7 +137,11 @@ def _guests(agent: Mapping[str, Any]) -> Table:
             duration(router["since_s"]),
             str(router["assignments"]),
         )
-    if not agent["routers"]:
+    away = agent.get("away", ())
+    for router in away:
+        why = Text(f"away ({router['reason'] or 'not tried yet'})", style="yellow")
+        table.add_row(_plain(agent["name"]), _plain(router["address"]), why)
+    if not agent["routers"] and not away:
         table.add_row(_plain(agent["name"]), Text("none", style="dim"))
     return table
 

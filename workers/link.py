@@ -45,6 +45,7 @@ PARTING_MAX: Final = 1024 * 1024
 
 #: Closing without a word.
 CLOSED: Final = "The connection ended."
+_UNSAID: Final = frozenset({Reason.LOST, Reason.TOO_MANY})
 
 
 class End(Protocol):
@@ -63,8 +64,18 @@ class End(Protocol):
 class Link:
     """One connection, from its first byte to its last. One task owns it."""
 
-    def __init__(self, transport: Transport, passport: Passport, cork: Cork) -> None:
-        """Own *transport*, which may still be connecting; *cork*: this end's."""
+    def __init__(
+        self, transport: Transport, passport: Passport, cork: Cork, *, whence: str = ""
+    ) -> None:
+        """Own *transport*, which may still be connecting.
+
+        Args:
+            transport: closed by ``part``.
+            passport: ours.
+            cork: this end's.
+            whence: the address of a peer that came to us, for people.
+        """
+        self.whence = whence
         self._cork = cork
         self._kept = False
         self._transport = transport
@@ -312,7 +323,7 @@ class Link:
         if not self._connected or self._broken or isinstance(why, ByeHeard):
             # Before its handshake TLS takes nothing, whatever the socket takes.
             return
-        if why is not None and why.reason is not Reason.LOST:
+        if why is not None and why.reason not in _UNSAID:
             bye = pack(Bye(why.reason.value, why.words))
             await self._send_whole(bytes(self._rest))
             if why.reason is Reason.STOPPING and self._end is not None:

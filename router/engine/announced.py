@@ -17,7 +17,7 @@ from workers.door import Door
 from workers.link import Link
 from workers.remote import RemoteWorker
 from workers.wire.frames import Reason, WireError
-from workers.wire.opening import ByeHeard
+from workers.wire.opening import ByeHeard, Role
 
 #: Seconds without a connection after which an agent is forgotten, and between
 #: two looks at that.
@@ -37,7 +37,9 @@ class Greeter:
         """Hire for *router*; an agent that stays away *forget_s* is forgotten."""
         self._router = router
         self._forget_s = forget_s
-        self._door = Door(router.access, self._host, self._refused, router.cork)
+        self._door = Door(
+            router.access, self._host, self._refused, router.cork, Role.AGENT
+        )
         self._hired: dict[str, RemoteWorker] = {}
 
     async def serve(
@@ -64,8 +66,12 @@ class Greeter:
             await self._door.open(link)
             worker = await self._worker_of(link)
             why = await worker.carry(link)
+            if why.reason is Reason.SUPERSEDED:
+                # Two agents of one name take turns at this.
+                self._door.tell(link, why)
         except WireError as reason:
             why = reason
+            self._door.tell(link, why)
             who = "heard" if isinstance(why, ByeHeard) else "said"
             self._router.tally.wire[who, why.reason.value] += 1
         finally:

@@ -200,3 +200,6 @@ def test_d1_an_agent_shows_its_routers() -> None:
     lines = drawn(status(agent={**agent, "draining": True, "routers": []}))
     assert lines[3].split() == ["drains", "router", "for", "assignments"]
     assert lines[4].split() == ["h7", "none"]
+    away = [{"address": "r:7701", "reason": "unauthorized", "words": "a token"}]
+    lines = drawn(status(agent={**agent, "away": away, "routers": []}))
+    assert lines[-1].split() == ["h7", "r:7701", "away", "(unauthorized)"]

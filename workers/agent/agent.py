@@ -19,16 +19,17 @@ from router.engine.router import Router
 from router.errors import LocalError, RequestFailed
 from router.messages import Job
 from workers.access import Access
+from workers.agent.calls import Call
 from workers.agent.visit import Visit
 from workers.door import Door
-from workers.link import Link
+from workers.link import Link, lost
 from workers.shares import Guest, Shares
 from workers.site import Resolver, Site
 from workers.transport import PlainTransport, TlsTransport, Transport
 from workers.wire.frames import Reason, WireError
 from workers.wire.hosting import Memory
 from workers.wire.inbound import Inbound, State
-from workers.wire.opening import ByeHeard
+from workers.wire.opening import ByeHeard, Role
 
 #: Seconds between two looks at the clocks; while routers contend for slots; in
 #: which what changes is gathered; and between two looks for rest, in a drain.
@@ -73,7 +74,10 @@ class Agent:
         self._passport = access.passport
         self._rng = rng
         self._nursery: trio.Nursery | None = None
-        self._door = Door(access, self._host, self._refused, router.cork)
+        self._door = Door(
+            access, self._take_in, self._refused, router.cork, Role.ROUTER
+        )
+        self._calls: list[Call] = []
         self._guests = 0
         self._sequence = 0
         self._counts = 0
@@ -154,6 +158,15 @@ class Agent:
                     }
                     for visit in self.visits.values()
                 ],
+                "away": [
+                    {
+                        "address": call.address,
+                        "reason": call.reason,
+                        "words": call.words,
+                    }
+                    for call in self._calls
+                    if not call.connected
+                ],
             }
         }
 
@@ -217,39 +230,66 @@ class Agent:
     async def _call_on(self, site: Site) -> None:
         """Announce ourselves to the router at *site*, again and again."""
         resolver = Resolver(site)
+        call = Call(site.host_field)
+        self._calls.append(call)
         backoff = BACKOFF_S[0]
         while True:
             began = trio.current_time()
-            transport = await self._dial(site, resolver)
-            if transport is not None:
-                await self._host(Link(transport, self._passport, self.router.cork))
-            if trio.current_time() - began > BACKOFF_S[1]:
+            try:
+                transport = await self._dial(site, resolver)
+                link = Link(transport, self._passport, self.router.cork)
+                why = await self._host(link, call)
+            except WireError as reason:
+                why = reason
+            lasted = trio.current_time() - began > BACKOFF_S[1]
+            call.ended(why, was_in=lasted)
+            if lasted:
                 backoff = BACKOFF_S[0]
             await trio.sleep(backoff * self._rng.uniform(0.5, 1.0))
             backoff = min(BACKOFF_S[1], backoff * 2)
 
-    async def _dial(self, site: Site, resolver: Resolver) -> Transport | None:
+    async def _dial(self, site: Site, resolver: Resolver) -> Transport:
+        """Begin to connect to one of *site*'s addresses.
+
+        Raises:
+            WireError: there is none, or none of use.
+        """
         try:
             await resolver.refresh()
-            address = resolver.addresses[0]
-            # The next one is tried next time, should this one not do.
-            resolver.doubt(address)
+        except OSError:
+            # What was known of it before may still do.
+            if not resolver.addresses:
+                raise WireError(Reason.LOST, "its name does not resolve") from None
+        address = resolver.addresses[0]
+        # The next one is tried next time, should this one not do.
+        resolver.doubt(address)
+        try:
             if self._access.outward is None:
                 return PlainTransport(address)
             return TlsTransport(address, self._access.outward, site.host)
-        except (OSError, IndexError):
-            return None
+        except OSError as error:
+            raise lost(error) from None
 
-    async def _host(self, link: Link) -> None:
-        """See one connection to its end."""
+    async def _take_in(self, link: Link) -> None:
+        """See a connection to its end that somebody made to us."""
+        await self._host(link, None)
+
+    async def _host(self, link: Link, call: Call | None) -> WireError:
+        """See one connection to its end; gives why that came. A checkpoint."""
         why = WireError(Reason.STOPPING, "the agent stops")
         visit: Visit | None = None
         try:
-            await self._door.open(link)
+            if call is None:
+                await self._door.open(link)
+            else:
+                await link.open()
+                call.connected = True
             visit = self._welcome(link)
             why = await link.carry(visit.end)
         except WireError as reason:
             why = reason
+            if call is None:
+                self._door.tell(link, why)
         finally:
             if visit is not None:
                 self.visits.pop(visit.guest, None)
@@ -257,6 +297,7 @@ class Agent:
             who = "heard" if isinstance(why, ByeHeard) else "said"
             self.router.tally.wire[who, why.reason.value] += 1
             await link.part(why)
+        return why
 
     def _refused(self) -> None:
         self.router.tally.wire["said", Reason.TOO_MANY.value] += 1

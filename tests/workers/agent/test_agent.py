@@ -35,7 +35,7 @@ from tests.kit.edge import until
 from tests.kit.engine import in_turn, refuses, silent
 from tests.kit.exchange import Exchange
 from tests.kit.peer import Peer, calling, router_passport
-from workers import access, door, link
+from workers import access, door, link, site
 from workers.agent import agent as agent_module
 from workers.agent import visit
 from workers.agent.receiver import WireReceiver
@@ -647,28 +647,55 @@ async def test_p1_a_peer_that_never_proves_itself_is_put_out(
         await until(lambda: agent.router.tally.wire["said", "slow_opening"] == 1)
 
 
-async def test_h6_strangers_do_not_fill_the_house(
+async def test_h6_strangers_neither_fill_the_house_nor_bar_its_door(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(door, "STRANGERS_MAX", 2)
-    async with open_agent(None) as agent, visiting(agent) as friend:
+    async with open_agent(None) as agent, visiting(agent, "friend") as friend:
         async with (
-            calling(agent.port, router_passport("a")),
+            calling(agent.port, router_passport("a")) as oldest,
             calling(agent.port, router_passport("b")),
         ):
             await until(lambda: agent.agent._door.strangers == 2)
-            async with calling(agent.port, router_passport("c")) as third:
-                await third.ended()
+            async with visiting(agent, "c") as third:
+                await oldest.ended()
+                assert agent.agent._door.strangers == 1
+                await third.send(*offer_of(third))
+                await third.expect(frames.Finished)
             assert agent.router.tally.wire["said", "too_many"] == 1
+            assert not any(isinstance(m, Bye) for m in oldest.heard)
             await friend.send(*offer_of(friend))
             await friend.expect(frames.Finished)
         await until(lambda: agent.agent._door.strangers == 0)
-        async with visiting(agent, "c"):
-            pass
+
+
+async def test_h6_routers_that_an_agent_calls_on_are_no_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "STRANGERS_MAX", 1)
+    quiet = listen()
+    async with open_agent(None, routers=[port_of(quiet)]) as agent:
+        with quiet:
+            with trio.fail_after(1):
+                await trio.lowlevel.wait_readable(quiet)
+            async with calling(agent.port, router_passport("a")):
+                await until(lambda: agent.agent._door.strangers == 1)
+
+
+async def test_h6_a_house_that_is_full_takes_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "GUESTS_MAX", 1)
+    async with open_agent(None) as agent, visiting(agent, "friend"):
+        async with calling(agent.port, router_passport("c")) as other:
+            await other.ended()
+        assert agent.router.tally.wire["said", "too_many"] == 1
 
 
 @pytest.mark.parametrize("token", [None, b"another token, as long"])
-async def test_p1_a_wrong_token_is_told_and_hurts_nobody(token: bytes | None) -> None:
+async def test_p1_a_wrong_token_is_told_and_hurts_nobody(
+    token: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = AgentSettings(token_env="TOKEN")
     async with open_agent(None, settings=settings) as agent:
         async with calling(agent.port, router_passport("bad", token=token)) as bad:
@@ -682,6 +709,9 @@ async def test_p1_a_wrong_token_is_told_and_hurts_nobody(token: bytes | None) ->
                 == 1
             )
         )
+        if agent.router.tally.wire["said", "unauthorized"]:
+            assert "router at 127.0.0.1:" in caplog.text
+            assert " is not let in (unauthorized): " in caplog.text
         async with visiting(agent, token=TOKEN.encode()) as good:
             await good.send(*offer_of(good))
             await good.expect(frames.Finished)
@@ -945,6 +975,63 @@ async def test_p1_an_agent_that_announces_itself_is_a_worker() -> None:
         async with open_agent(None, name="gpu-7", routers=[port]):
             await until(lambda: router.ready)
             assert (await router.complete(JOB)).text == "Hello world"
+
+
+async def test_p1_an_agent_says_once_why_its_router_does_not_take_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_module, "BACKOFF_S", (0.001, 0.001))
+    async with greeting() as (router, port):
+        wrong = AgentSettings(token_env="TOKEN")
+        async with open_agent(None, settings=wrong, routers=[port]) as agent:
+            await until(lambda: router.tally.wire.total() > 3)
+            (away,) = agent.agent.status()["agent"]["away"]
+            assert away["address"] == f"127.0.0.1:{port}"
+            assert away["reason"] in {"unauthorized", "lost"}
+            lines = [r.message for r in caplog.records if "it is tried" in r.message]
+            assert lines[0].startswith(f"router 127.0.0.1:{port} ")
+            assert " (unauthorized): " in lines[0]
+            at_router = [r.message for r in caplog.records if "agent at" in r.message]
+            assert len([line for line in at_router if "(unauthorized)" in line]) == 1
+            assert TOKEN not in caplog.text
+        caplog.clear()
+        async with open_agent(None, name="gpu-7", routers=[port]) as agent:
+            await until(lambda: router.ready)
+            assert agent.agent.status()["agent"]["away"] == []
+
+
+async def test_p1_two_agents_of_one_name_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_module, "BACKOFF_S", (0.001, 0.001))
+    epochs = iter((1, 5, 9))
+    monkeypatch.setattr(access, "new_epoch", lambda: next(epochs))
+    async with greeting() as (router, port):
+        async with open_agent(None, routers=[port]):
+            await until(lambda: router.ready)
+            async with open_agent(None, routers=[port]):
+                await until(lambda: "lets us in no more (superseded)" in caplog.text)
+                await until(lambda: "is not let in (superseded)" in caplog.text)
+                await until(lambda: router.ready)
+
+
+async def test_an_agent_tries_what_it_knew_where_a_name_resolves_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with greeting() as (router, port), open_agent(None) as agent:
+        found = site.Resolver(site.Site(secure=False, host="h", port=port, base=""))
+        found.addresses = [(socket.AF_INET, ("127.0.0.1", port))]
+
+        async def fails() -> None:
+            await trio.lowlevel.checkpoint()
+            raise OSError
+
+        monkeypatch.setattr(found, "refresh", fails)
+        monkeypatch.setattr(agent_module, "Resolver", lambda _: found)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(agent.agent._call_on, site.Site(False, "h", port, ""))
+            await until(lambda: router.ready)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("name", ["no name!", "x" * 65, "-x"])
