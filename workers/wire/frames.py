@@ -408,7 +408,7 @@ def pack(message: Message) -> bytes:
 class Reader:
     """Takes bytes of one direction apart into messages, whatever their cuts."""
 
-    __slots__ = ("_decode", "_known", "_other", "_rest", "most")
+    __slots__ = ("_decode", "_known", "_other", "_refused", "_rest", "most")
 
     def __init__(self, sends: Sequence[type[Message]]) -> None:
         """Understand what the peer *sends*, one of the two whitelists."""
@@ -419,6 +419,8 @@ class Reader:
         self._known = {_NUMBERS[kind] for kind in sends}
         self._other = set(_NUMBERS.values()) - self._known
         self._rest = b""
+        #: A length that is none.
+        self._refused = 0
         #: Longest frame that is taken now.
         self.most = FRAME_MAX_UNPROVEN
 
@@ -449,8 +451,9 @@ class Reader:
     def split(self, octets: bytes) -> list[bytes]:
         """Give each whole frame, without its length; keep the rest.
 
-        Raises:
-            WireError: a length over the limit, or none.
+        Behind a length over the limit, or of none, there are no frames any more:
+        an empty one, which ``decode`` refuses, stands for it. So what came whole
+        before it is not lost.
         """
         if self._rest:
             octets = self._rest + octets
@@ -460,7 +463,9 @@ class Reader:
         while end - at >= LENGTH:
             size = int.from_bytes(octets[at : at + LENGTH], "big")
             if not 0 < size <= self.most:
-                raise WireError(Reason.OVERSIZE, f"a frame of {size} bytes")
+                self._refused = size
+                frames.append(b"")
+                break
             if end - at - LENGTH < size:
                 break
             at += LENGTH
@@ -482,6 +487,8 @@ class Reader:
 
     def _why(self, frame: bytes) -> WireError:
         """Say what is wrong with a frame that did not decode."""
+        if not frame:
+            return WireError(Reason.OVERSIZE, f"a frame of {self._refused} bytes")
         try:
             found = _first(frame)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError):

@@ -235,22 +235,29 @@ class RouterEnd:
     def received(self, octets: bytes, now: float) -> None:
         """Take one read; all that it holds is delivered when this returns.
 
+        When it raises, so is what came whole before the reason.
+
         Raises:
             WireError: the connection is of no more use.
             ByeHeard: the agent closes it.
         """
         decode = self._reader.decode
         steps: list[Deltas] = []
-        for frame in self._reader.split(octets):
-            message = decode(frame)
-            if type(message) is Deltas:
-                steps.append(message)
-                continue
+        try:
+            for frame in self._reader.split(octets):
+                message = decode(frame)
+                if type(message) is Deltas:
+                    steps.append(message)
+                    continue
+                if steps:
+                    # What came first is delivered first.
+                    self._fan_out(steps, now)
+                    steps.clear()
+                self.take(message)
+        except WireError:
             if steps:
-                # What came first is delivered first.
                 self._fan_out(steps, now)
-                steps.clear()
-            self.take(message)
+            raise
         if steps:
             self._fan_out(steps, now)
 

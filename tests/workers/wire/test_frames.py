@@ -93,9 +93,23 @@ def test_p1_a_frame_over_the_limit_is_refused_at_its_length() -> None:
 def test_p1_strangers_get_a_smaller_limit() -> None:
     read = Reader(AGENT_SENDS)
 
+    (frame,) = read.split((FRAME_MAX_UNPROVEN + 1).to_bytes(4, "big"))
     with pytest.raises(WireError) as raised:
-        read.split((FRAME_MAX_UNPROVEN + 1).to_bytes(4, "big"))
+        read.decode(frame)
     assert raised.value.reason is Reason.OVERSIZE
+    assert raised.value.words == f"a frame of {FRAME_MAX_UNPROVEN + 1} bytes"
+
+
+@pytest.mark.parametrize("bad", [b"\0\0\0\0", b"\xff\xff\xff\xff"])
+def test_p2_what_came_whole_before_a_bad_length_is_read(bad: bytes) -> None:
+    read = reader()
+    first, second = read.split(pack(Accepted(1)) + bad + pack(Accepted(2)))
+    assert read.decode(first) == Accepted(1)
+
+    for frame in (second, *read.split(pack(Accepted(3)))):
+        with pytest.raises(WireError) as raised:
+            read.decode(frame)
+        assert raised.value.reason is Reason.OVERSIZE
 
 
 @pytest.mark.parametrize(

@@ -736,6 +736,21 @@ def test_a_closed_connection_sends_nothing() -> None:
     assert desk.sent() == []
 
 
+@pytest.mark.parametrize("bad", [b"\0\0\0\0", b"\0\0\0\1\xc1", pack(Cancel(1))])
+@pytest.mark.parametrize("whole", [False, True])
+def test_f7_what_came_whole_before_a_bad_frame_is_delivered(
+    bad: bytes, whole: bool
+) -> None:
+    desk = Desk()
+    _, delivery = streaming(desk)
+    octets = pack(text(1, 1, "b")) + (pack(finished(1, 2)) if whole else b"") + bad
+    with pytest.raises(WireError):
+        desk.end.received(octets + pack(text(1, 2, "c")), 1.0)
+
+    assert delivery.text == "ab"
+    assert isinstance(delivery.end, Finished) is whole
+
+
 def test_p4_an_observation_is_answered_and_handed_on() -> None:
     desk = Desk()
     seen = Observation(EPOCH, 5, 4, 1, {"m": (3, 2)}, None, [])
