@@ -182,7 +182,9 @@ class Opening:
             )
         other = Role.AGENT if self._own.role is Role.ROUTER else Role.ROUTER
         if hello.role != other.value:
-            raise WireError(Reason.ROLE, f"this end speaks to no {hello.role[:20]}")
+            raise WireError(
+                Reason.ROLE, f"this end speaks to no {_shown(hello.role, 20)}"
+            )
         self.peer = hello
         self._wanted = self._mac(other, frame, self._hello)
         self.out.append(pack(Proof(self._mac(self._own.role, self._hello, frame))))
@@ -216,5 +218,10 @@ def heard(bye: Bye) -> ByeHeard:
         reason = Reason(bye.reason)
     except ValueError:
         reason = Reason.LOST
-    words = "".join(c if c.isprintable() else "?" for c in bye.words[:200])
+    words = _shown(bye.words, 200)
     return ByeHeard(reason, words or "the peer closed the connection")
+
+
+def _shown(text: str, most: int) -> str:
+    """Give *most* characters of a peer's *text*, fit for a log and a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text[:most])

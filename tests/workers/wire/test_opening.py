@@ -118,6 +118,13 @@ def test_p1_an_old_version_is_refused_with_both_numbers() -> None:
     assert raised.value.words == "versions 3 to 4 are spoken here, 1 to 1 there"
 
 
+def test_p1_a_strangers_role_is_shown_without_its_control_characters() -> None:
+    hello = Hello("fencepost", 1, 1, "\x1b[2J\nroot", "x", 1, b"n" * 16, [])
+    with pytest.raises(WireError) as raised:
+        begin(ROUTER).receive(pack(hello))
+    assert raised.value.words == "this end speaks to no ?[2J?root"
+
+
 def test_p1_the_newest_version_of_both_is_used() -> None:
     old = begin(attrs.evolve(ROUTER, versions=(1, 2)))
     new = begin(attrs.evolve(AGENT, versions=(1, 4)))
