@@ -5,6 +5,8 @@ processes, each by number, start and command line. Swept are only processes that
 match in all three, of routers that are gone (L7, B100). Blocking: for a thread.
 """
 
+import errno
+import logging
 import os
 import signal
 import time
@@ -18,6 +20,8 @@ import msgspec
 
 from workers import proc
 from workers.proc import Identity
+
+log: Final = logging.getLogger("fencepost.workers")
 
 #: Seconds that the keeper of an old server has to end it, before we do.
 PATIENCE_S: Final = 2.0
@@ -75,12 +79,32 @@ class Record:
 def sweep(folder: Path) -> list[str]:
     """End what routers that are gone have left; say what that was, for the log.
 
-    Takes up to ``PATIENCE_S`` and a little, and only if something is left.
+    Takes up to ``PATIENCE_S`` and a little, and only if something is left. What
+    can't be looked at now, for want of a descriptor say, stays for the next router.
+    """
+    found: list[str] = []
+    try:
+        _sweep(folder, found)
+    except OSError as error:
+        log.warning(
+            "what routers that are gone have left can't be looked for: %s",
+            error.strerror,
+        )
+    return found
+
+
+def _sweep(folder: Path, found: list[str]) -> None:
+    """Do it; put into *found* what was ended.
+
+    Raises:
+        OSError: what is there can't be told.
     """
     here = proc.epoch()
-    found: list[str] = []
     for path in sorted(folder.glob("*.json")):
         entry = _read(path)
+        if not proc.identify([os.getpid()]):
+            # As we do not see ourselves, nobody we do not see is gone.
+            raise OSError(errno.ENOENT, "no process can be seen")
         if entry is not None and entry.epoch == here:
             if _runs(entry.router):
                 continue
@@ -93,7 +117,6 @@ def sweep(folder: Path) -> list[str]:
             continue
         with suppress(OSError):
             path.unlink(missing_ok=True)
-    return found
 
 
 def end_all(processes: Sequence[Identity], *, patience_s: float = 0.0) -> None:
@@ -127,9 +150,14 @@ def end_all(processes: Sequence[Identity], *, patience_s: float = 0.0) -> None:
 
 
 def _read(path: Path) -> Entry | None:
+    """Read a file; None: it is no record.
+
+    Raises:
+        OSError: it can't be read now.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Entry)
-    except (OSError, msgspec.MsgspecError):
+    except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
 

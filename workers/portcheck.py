@@ -19,6 +19,8 @@ HOST: Final = "127.0.0.1"
 _TABLES: Final = ("tcp", "tcp6")
 _LISTEN: Final = "0A"
 _TIME_WAIT: Final = "06"
+#: What is ours to mend, and says nothing of a port.
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: Characters of a name.
 _NAME_MAX: Final = 80
 
@@ -26,7 +28,8 @@ _NAME_MAX: Final = 80
 def why_taken(port: int) -> str | None:
     """Say why a server could not listen on *port*; None: it could.
 
-    As servers bind: with SO_REUSEADDR, so that TIME_WAIT is not taken.
+    As servers bind: with SO_REUSEADDR, so that TIME_WAIT is not taken. Where we have
+    no descriptor to look with, it may: its start will tell.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
@@ -35,13 +38,18 @@ def why_taken(port: int) -> str | None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return f"port {port} is taken{owner(port)}"
+        if error.errno in _SHORT:
+            return None
         return f"port {port} can't be had: {os.strerror(error.errno or 0)}"
     return None
 
 
 def owner(port: int) -> str:
     """Name who holds *port*, as `` by pid 7 (name)``; "" where it can't be told."""
-    wanted = {inode for state, inode in _sockets(port) if state != _TIME_WAIT}
+    try:
+        wanted = {inode for state, inode in _sockets(port) if state != _TIME_WAIT}
+    except OSError:
+        return ""
     for pid in numbers():
         with suppress(OSError):
             if wanted & _inodes(pid):
@@ -59,11 +67,15 @@ def _name(command: Sequence[str]) -> str:
 def listens(port: int, pids: Iterable[int]) -> bool | None:
     """Say whether one of *pids* listens on *port*; None: it can't be told.
 
-    It can't where the kernel hides its sockets, or one of *pids*, from us.
+    It can't where the kernel hides its sockets, or one of *pids*, from us, and where
+    we have no descriptor to look with.
     """
     if not any((PROC / "net" / table).exists() for table in _TABLES):
         return None
-    wanted = {inode for state, inode in _sockets(port) if state == _LISTEN}
+    try:
+        wanted = {inode for state, inode in _sockets(port) if state == _LISTEN}
+    except OSError:
+        return None
     hidden = False
     for pid in pids:
         try:
@@ -77,9 +89,13 @@ def listens(port: int, pids: Iterable[int]) -> bool | None:
 
 
 def _sockets(port: int) -> Iterator[tuple[str, str]]:
-    """Give (state, inode) of every TCP socket whose own port it is."""
+    """Give (state, inode) of every TCP socket whose own port it is.
+
+    Raises:
+        OSError: there is such a table, and it can't be read.
+    """
     for table in _TABLES:
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             lines = (PROC / "net" / table).read_text().splitlines()[1:]
             for line in lines:
                 fields = line.split()

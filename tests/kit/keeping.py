@@ -1,5 +1,7 @@
 """Supervised processes for tests: plans, a process that is kept, and who is gone."""
 
+import os
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -26,6 +28,19 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+@contextmanager
+def no_descriptor() -> Iterator[None]:
+    """Have no descriptor to spare for the length of a block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextmanager

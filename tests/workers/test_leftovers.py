@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.kit.keeping import PYTHON, is_gone
+from tests.kit.keeping import PYTHON, is_gone, no_descriptor
 from workers import leftovers, proc
 from workers.leftovers import Entry, Record, end_all, sweep
 
@@ -156,6 +156,31 @@ def test_a_disk_that_takes_nothing_is_no_failure(tmp_path: Path) -> None:
     Record(tmp_path / "gone", "w").write(proc.identify([os.getpid()]))
 
     assert sweep(tmp_path / "gone") == []
+
+
+def test_h6_without_a_descriptor_what_was_left_stays_for_the_next_router(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with child() as process:
+        path = write(tmp_path, entry(process.pid))
+        with no_descriptor():
+            assert sweep(tmp_path) == []
+        assert path.exists()
+        assert process.poll() is None
+        assert "can't be looked for: Too many open files" in caplog.text
+
+        assert sweep(tmp_path) == [f"w: pid {process.pid}"]
+
+
+def test_h6_who_sees_no_process_takes_nobody_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with child() as process:
+        path = write(tmp_path, entry(process.pid))
+        monkeypatch.setattr(proc, "identify", lambda _: [])
+
+        assert sweep(tmp_path) == []
+        assert path.exists()
 
 
 def test_h6_without_a_descriptor_there_is_no_record_and_no_failure(

@@ -3,7 +3,7 @@ import socket
 import subprocess
 import sys
 
-from tests.kit.keeping import free_port, listening
+from tests.kit.keeping import free_port, listening, no_descriptor
 from workers import portcheck
 
 
@@ -38,6 +38,16 @@ def test_l6_a_port_on_all_addresses_is_taken_too() -> None:
         ("::", 0), family=socket.AF_INET6, dualstack_ipv6=True
     ) as server:
         assert portcheck.why_taken(server.getsockname()[1]) is not None
+
+
+def test_h6_without_a_descriptor_nothing_is_said_of_a_port() -> None:
+    with listening() as port:
+        with no_descriptor():
+            assert portcheck.why_taken(port) is None
+            assert portcheck.owner(port) == ""
+            assert portcheck.listens(port, [os.getpid()]) is None
+        assert portcheck.why_taken(port) is not None
+        assert portcheck.listens(port, [os.getpid()]) is True
 
 
 def test_l6_looking_leaves_the_port_free() -> None:
