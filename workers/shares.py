@@ -7,6 +7,7 @@ first; a claim that is not used in time lapses. Rule: this file decides between
 routers only; whether a slot is free is the fleet's to say. Pure.
 """
 
+from collections.abc import Iterator
 from typing import Final, NewType
 
 import attrs
@@ -16,6 +17,9 @@ Guest = NewType("Guest", int)
 
 #: Seconds for which a free slot is kept for a router that was told of it.
 CLAIM_S: Final = 0.25
+#: Seconds after its last offer in which a router that was turned away counts as
+#: waiting. It may wait longer: then it is shown a slot to try, and asks again.
+HUNGER_S: Final = 10.0
 
 
 @attrs.define(eq=False)
@@ -25,6 +29,8 @@ class _Use:
     held: int = 0
     hungry_since: float | None = None
     """It was turned away, or said that more waits at it."""
+    asked_at: float = 0.0
+    """When it said so last."""
     told_at: float | None = None
     """Since when it knows of a slot that it has not taken."""
 
@@ -55,11 +61,12 @@ class Shares:
     @property
     def contested(self) -> bool:
         """Somebody was turned away and still waits."""
-        return any(
-            use.hungry_since is not None
-            for uses in self._uses.values()
-            for use in uses.values()
-        )
+        return any(use.hungry_since is not None for use in self._all())
+
+    @property
+    def claimed(self) -> bool:
+        """A slot is kept for somebody who knows of it, for a moment."""
+        return any(use.told_at is not None for use in self._all())
 
     def may(self, guest: Guest, model: str, free: int) -> bool:
         """Say whether *guest* may take one of *free* slots of *model*."""
@@ -70,12 +77,14 @@ class Shares:
         use = self._use(guest, model)
         use.held += 1
         use.told_at = None
+        use.asked_at = now
         use.hungry_since = now if waiting else None
 
     def missed(self, guest: Guest, model: str, now: float) -> None:
         """*guest* was turned away for want of a slot."""
         use = self._use(guest, model)
         use.told_at = None
+        use.asked_at = now
         if use.hungry_since is None:
             use.hungry_since = now
 
@@ -101,14 +110,22 @@ class Shares:
         return room + (0 if use is None else use.held)
 
     def lapse(self, now: float) -> bool:
-        """Drop claims that were not used in time; say whether there were any."""
+        """Drop claims that were not used in time, and those of who asks no more.
+
+        Says whether there were any.
+        """
         found = False
-        for uses in self._uses.values():
-            for use in uses.values():
-                if use.told_at is not None and now - use.told_at >= CLAIM_S:
-                    use.hungry_since = use.told_at = None
-                    found = True
+        for use in self._all():
+            unused = use.told_at is not None and now - use.told_at >= CLAIM_S
+            silent = use.hungry_since is not None and now - use.asked_at >= HUNGER_S
+            if unused or silent:
+                use.hungry_since = use.told_at = None
+                found = True
         return found
+
+    def _all(self) -> Iterator[_Use]:
+        for uses in self._uses.values():
+            yield from uses.values()
 
     def _use(self, guest: Guest, model: str) -> _Use:
         return self._uses.setdefault(model, {}).setdefault(guest, _Use())

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workers.shares import CLAIM_S, Guest, Shares
+from workers.shares import CLAIM_S, HUNGER_S, Guest, Shares
 
 A, B, C = Guest(1), Guest(2), Guest(3)
 GUESTS = st.sampled_from([A, B, C])
@@ -116,6 +116,40 @@ def test_a_claim_runs_only_from_when_it_could_be_used() -> None:
 
     assert not host.shares.lapse(host.now)
     assert host.shares.contested
+
+
+def test_who_was_turned_away_and_asks_no_more_waits_no_more() -> None:
+    """Its client has left, and nothing of the agent is ever free for it."""
+    host = Host()
+    host.fill(A, 4)
+    host.offer(B)
+    host.now += HUNGER_S - 0.1
+    assert not host.shares.lapse(host.now)
+    assert host.view(B) == 0
+    host.now += 0.1
+
+    assert host.shares.lapse(host.now)
+    # It is shown a slot to try, in case that it waits after all; A still waits.
+    assert host.view(B) == 1
+    assert not host.offer(B)
+    host.shares.gave(A, "m")
+    assert not host.offer(A)
+    assert host.offer(B)
+
+
+def test_a_slot_is_claimed_only_while_somebody_knows_of_it() -> None:
+    host = Host()
+    host.fill(A, 4)
+    host.offer(B)
+    host.view(B)
+    assert (host.shares.contested, host.shares.claimed) == (True, False)
+    host.shares.gave(A, "m")
+    host.view(B)
+    assert host.shares.claimed
+    host.now += CLAIM_S
+    host.shares.lapse(host.now)
+
+    assert not host.shares.claimed
 
 
 def test_who_was_turned_away_first_is_first() -> None:

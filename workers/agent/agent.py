@@ -31,7 +31,7 @@ from workers.wire.hosting import Memory
 from workers.wire.inbound import Inbound, State
 from workers.wire.opening import ByeHeard, Role
 
-#: Seconds between two looks at the clocks; while routers contend for slots; in
+#: Seconds between two looks at the clocks; while a slot changes hands; in
 #: which what changes is gathered; and between two looks for rest, in a drain.
 TICK_S: Final = 0.5
 CONTEST_S: Final = 0.02
@@ -333,8 +333,7 @@ class Agent:
     async def _pulse(self) -> None:
         """Look at what is due: heartbeats, silences, claims (P4)."""
         while True:
-            pause = CONTEST_S if self.shares.contested else TICK_S
-            with trio.move_on_after(pause):
+            with trio.move_on_after(self._pause()):
                 await self._news.wait()
                 await trio.sleep(GATHER_S)
             self._news = trio.Event()
@@ -342,3 +341,18 @@ class Agent:
             self.shares.lapse(now)
             for visit in list(self.visits.values()):
                 visit.tick(now)
+
+    def _pause(self) -> float:
+        """Seconds to the next look: short where a slot is about to change hands.
+
+        That somebody waits is not enough: what ends by itself is told at once, and
+        only a claim that runs, and a slot that settles, have nobody to tell.
+        """
+        shares = self.shares
+        if shares.claimed or (shares.contested and self._settles()):
+            return CONTEST_S
+        return TICK_S
+
+    def _settles(self) -> bool:
+        members = self.router.fleet.members.values()
+        return any(len(m.settling) > len(m.ghosts) for m in members)

@@ -30,7 +30,7 @@ from tests.kit.agents import (
     open_far_router,
     port_of,
 )
-from tests.kit.delivery import JOB
+from tests.kit.delivery import JOB, assignment
 from tests.kit.edge import until
 from tests.kit.engine import in_turn, refuses, silent
 from tests.kit.exchange import Exchange
@@ -283,6 +283,30 @@ async def test_p4_heartbeats_come_by_themselves(
         assert all(seen.hosts is None for seen in found)
         (guest,) = agent.agent.visits.values()
         await until(lambda: guest.end.seen == numbers[-1])
+
+
+async def test_p4_an_agent_looks_often_only_while_a_slot_changes_hands() -> None:
+    async with open_agent(slow, slots=1) as agent:
+        one, own = agent.agent, agent.agent.shares
+        (member,) = agent.router.fleet.members.values()
+        assert one._pause() == agent_module.TICK_S
+        async with visiting(agent) as peer:
+            await peer.send(*offer_of(peer, 1), *offer_of(peer, 2))
+            await peer.expect(Declined)
+            assert own.contested
+            assert one._pause() == agent_module.TICK_S
+
+            member.settling[assignment(9)] = 0.0
+            assert one._pause() == agent_module.CONTEST_S
+            member.ghosts.add(assignment(9))
+            assert one._pause() == agent_module.TICK_S
+            del member.settling[assignment(9)]
+            member.ghosts.clear()
+            (guest,) = one.visits
+            own.view(guest, "m", 1, trio.current_time())
+            assert one._pause() == agent_module.CONTEST_S
+            own.lapse(trio.current_time() + 1)
+            assert one._pause() == agent_module.TICK_S
 
 
 async def test_p6_an_answer_beyond_its_credit_stops_its_engine_alone() -> None:
