@@ -2,7 +2,8 @@
 
 Rule 1: every change of its phase is a row of ``TRANSITIONS``; a message that
 has no row ends this attempt and no other. Rule 2: while it is paused, all that
-comes is held in order, and never more than its credit. Pure.
+comes is held in order: no more than its credit, and one delta that overdrew it,
+and one each of what costs nothing. Pure.
 """
 
 from collections import deque
@@ -79,7 +80,6 @@ TRANSITIONS: Final[Mapping[SourcePhase, Mapping[Event, SourcePhase]]] = {
         Event.DECLINED: _P.CLOSED,
     },
     _P.AWAITING_HEAD: {
-        Event.WRITTEN: _P.AWAITING_HEAD,
         # A duplicate offer is acknowledged again (F8).
         Event.ACCEPTED: _P.AWAITING_HEAD,
         Event.WAITING: _P.AWAITING_HEAD,
@@ -90,7 +90,6 @@ TRANSITIONS: Final[Mapping[SourcePhase, Mapping[Event, SourcePhase]]] = {
         Event.FAILED: _P.CLOSED,
     },
     _P.STREAMING: {
-        Event.WRITTEN: _P.STREAMING,
         Event.ACCEPTED: _P.STREAMING,
         Event.HEAD: _P.STREAMING,
         Event.DELTA: _P.STREAMING,
@@ -155,7 +154,7 @@ class RemoteSource:
     """One attempt on an agent. Implements ``ports.Source``; an outbox's body.
 
     Invariant: while ``paused``, all that comes is held, in order, and its cost
-    is within the credit that was granted (P6).
+    is within the credit that was granted and `OVERDRAFT_MAX` (P6).
     """
 
     __slots__ = (
@@ -292,13 +291,9 @@ class RemoteSource:
     def written(self) -> None:
         """Enter OFFERED when the whole job is with the kernel."""
         self.last_byte_at = self._end.now()
-        if self._sent >= len(self._job) and self._job:
-            self._job = b""
-            self._written()
-
-    def _written(self) -> None:
         phase = TRANSITIONS[self.phase].get(Event.WRITTEN)
-        if phase is not None and phase is not self.phase:
+        if phase is not None and self._sent >= len(self._job):
+            self._job = b""
             self._enter(phase, self.last_byte_at)
             if not self.opening:
                 self.delivery.progress(self.assignment)
@@ -462,7 +457,7 @@ class RemoteSource:
     def _wait(self, message: Waiting, now: float) -> None:
         state = _STATES.get(message.state)
         if state is not None:
-            if self.phase is SourcePhase.AWAITING_HEAD:
+            if Event.WAITING in TRANSITIONS[self.phase]:
                 self.said = state
         elif message.state == "head":
             phase = TRANSITIONS[self.phase].get(Event.HEAD)

@@ -206,7 +206,7 @@ class EndReasoning(Message, tag=21):
 
 
 class Accepted(Message, tag=32):
-    """A slot is reserved, and the job is with an engine."""
+    """A slot is reserved; an engine may get the job after this is said."""
 
     stream: Stream
 
@@ -265,11 +265,11 @@ class Piece(Message, tag=37):
 
 
 class Finishing(Message, tag=38):
-    """The finish reason is known; usage may follow."""
+    """The finish reason is known; usage may follow, and more deltas."""
 
     stream: Stream
     count: Number
-    """Deltas of the whole answer."""
+    """Deltas so far."""
     reason: Name
 
 

@@ -50,13 +50,10 @@ class State(Word):
 class Event(Word):
     """What moves an assignment at the agent's end."""
 
-    #: A part of its job, or its offer once more.
-    PART = "part"
     #: Its offer once more.
     OFFER = "offer"
     ACCEPT = "accept"
     DECLINE = "decline"
-    WAIT = "wait"
     DELTA = "delta"
     FINISHING = "finishing"
     FINISH = "finish"
@@ -68,7 +65,6 @@ class Event(Word):
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     State.GATHERING: {
         Event.OFFER: State.GATHERING,
-        Event.PART: State.GATHERING,
         Event.ACCEPT: State.RUNNING,
         Event.DECLINE: State.ENDED,
         # A count is whole without having begun.
@@ -77,7 +73,6 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     },
     State.RUNNING: {
         Event.OFFER: State.RUNNING,
-        Event.WAIT: State.RUNNING,
         Event.DELTA: State.RUNNING,
         Event.FINISHING: State.FINISHING,
         Event.FINISH: State.ENDED,

@@ -115,7 +115,7 @@ class RouterEnd:
         self.sources: dict[int, RemoteSource] = {}
         self.capabilities = capabilities
         self.closed = False
-        #: Messages for assignments that are over (F4), and all that were read.
+        #: Messages for assignments that are over (F4).
         self.late = 0
         self._reader = reader
         self._epoch = epoch

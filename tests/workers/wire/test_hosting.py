@@ -229,6 +229,28 @@ def test_f8_an_attempt_that_is_not_newer_is_declined() -> None:
     assert len(desk.begun) == 2
 
 
+def test_m8_a_question_is_never_stale_and_is_not_remembered() -> None:
+    memory = Memory()
+    first, second = Counter(memory), Counter(memory)
+    for desk in (first, second):
+        desk.hear(*offered(1, request="count-1", purpose=1, credit=0))
+        desk.asked[0].counted(3)
+        assert desk.sent() == [Counted(1, 3)]
+    second.hear(*offered(2, request="count-1"))
+
+    assert len(second.begun) == 1
+
+
+def test_f8_an_offer_with_the_number_of_one_that_is_over_begins_nothing() -> None:
+    desk = Counter()
+    desk.take_on(1).finish(end())
+    last = desk.sent()
+    desk.hear(*offered(1, request="another"))
+
+    assert desk.sent() == last
+    assert len(desk.begun) == 1
+
+
 def test_f8_attempts_are_remembered_over_connections() -> None:
     memory = Memory()
     first, second = Counter(memory), Counter(memory)

@@ -360,6 +360,16 @@ def test_w2_what_the_agent_says_of_the_silence_is_kept() -> None:
     assert source.last_byte_at == at + 1
 
 
+def test_w2_a_word_of_the_silence_that_comes_too_late_or_early_is_left_aside() -> None:
+    desk = Desk()
+    source, _ = desk.offer()
+    desk.hear(Waiting(1, "busy"), Accepted(1), text(1, 0, "a"), Waiting(1, "busy"))
+    desk.hear(Counted(1, 3))
+
+    assert source.said is None
+    assert source.phase is SourcePhase.STREAMING
+
+
 def test_w6_the_head_and_bytes_without_a_delta_are_progress() -> None:
     desk = Desk()
     source, delivery = desk.offer()
