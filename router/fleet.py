@@ -162,6 +162,7 @@ class Fleet:
         member = self.members[worker]
         named = dict(member.models)
         member.life.fire(event, now, reason=reason, detail=detail)
+        member.barred_until = 0.0
         if event is Event.REMOVE:
             self._crew.retire(member)
         out: list[Command] = []
@@ -180,6 +181,7 @@ class Fleet:
         # First of all, so that no waiter is sent after those that end here.
         member.life.fire(event, now, reason=probe.reason, detail=probe.detail)
         member.started_at = None
+        member.barred_until = 0.0
         fault = Fault(
             FaultKind.SERVER_DIED, probe.died or "The worker's process ended."
         )

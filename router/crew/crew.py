@@ -96,6 +96,11 @@ class Crew:
             self._reindex()
         if not self._fit_slots(member, found, now):
             return
+        if restarted:
+            member.key_refusals = 0
+        elif member.life.state is State.FAILED and now < member.barred_until:
+            # Not every server asks for a key where it is probed.
+            return
         if restarted or (member.seen and member.life.state in _RETURNS_FROM):
             member.distrust()
         member.life.fire(Event.ANSWERED, now)
@@ -144,6 +149,7 @@ class Crew:
         if kind is FaultKind.LOADING:
             member.life.fire(Event.LOADS, now)
         elif kind is FaultKind.UNAUTHORIZED:
+            member.key_refused(now)
             member.life.fire(
                 Event.UNFIT,
                 now,

@@ -15,6 +15,8 @@ from router.messages import Share
 
 #: Slots of a worker that neither the operator nor the engine numbers (S5).
 DEFAULT_SLOTS = 4
+#: Longest gap between two requests to a worker that refuses them our key, in seconds.
+KEY_GAP_MAX_S = 300.0
 
 
 @attrs.define(eq=False)
@@ -72,6 +74,11 @@ class Member:
     """Limit while it wins trust back (S7); None: full trust."""
     faults: int = attrs.field(default=0, init=False)
     """Worker faults in a row (S6)."""
+    key_refusals: int = attrs.field(default=0, init=False)
+    """Times in a row that it took our key from a probe and not from a request."""
+    barred_until: float = attrs.field(default=0.0, init=False)
+    """A probe that it answers proves nothing of our key before (A4), unless another
+    that it did not was between."""
     rest_until: float = attrs.field(default=0.0, init=False)
     rest_asked: bool = attrs.field(default=False, init=False)
     """The rest was asked for by Retry-After, not chosen by us."""
@@ -207,11 +214,23 @@ class Member:
 
     def trust(self) -> None:
         """A request succeeded: forget faults, widen the ramp (S7)."""
-        self.faults = 0
+        self.faults = self.key_refusals = 0
         if self.ramp is not None:
             self.ramp *= 2
             if self.ramp >= self.slots:
                 self.ramp = None
+
+    def key_refused(self, now: float) -> None:
+        """A request was refused for our key while probes are not (A4).
+
+        The first time its next answer to a probe is believed: it may have been this
+        one request. Then one request is tried at gaps that double.
+        """
+        if self.serving:
+            self.key_refusals += 1
+            if self.key_refusals > 1:
+                gap = 2.0 ** min(self.key_refusals - 2, 16)
+                self.barred_until = now + min(KEY_GAP_MAX_S, gap)
 
     def distrust(self) -> None:
         """It comes back from somewhere: one at a time until one succeeds."""

@@ -655,6 +655,27 @@ def test_o5_a_503_always_says_when_to_come_back() -> None:
     assert fault.retry_after == 1.0
 
 
+@pytest.mark.parametrize("event", [Event.MISSED, Event.LOADS, Event.UNFIT, Event.DRAIN])
+def test_a4_a_refused_key_is_tried_at_once_when_anything_has_changed(
+    event: Event,
+) -> None:
+    refused = Fault(FaultKind.UNAUTHORIZED, "No.", status=401)
+    play = Play(A)
+    for _ in range(5):
+        play.now += 400.0
+        play.up(A)
+        play.fail(play.placed()[0], refused)
+    play.up(A)
+    assert not play.fleet.members[A].serving
+
+    play.fleet.learned(A, event, play.now)
+    if event is Event.DRAIN:
+        play.fleet.learned(A, Event.UNDRAIN, play.now)
+    play.up(A)
+
+    assert play.fleet.members[A].serving
+
+
 def test_x3_an_attempt_remembers_who_else_could_have_got_it() -> None:
     play = Play(A, B, C)
     play.fleet.learned(C, Event.MISSED, play.now)

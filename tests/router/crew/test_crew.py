@@ -63,6 +63,50 @@ def test_a8_a_rest_that_was_asked_for_is_capped_at_a_minute() -> None:
     assert made.members[A].rest_until == 70.0
 
 
+REFUSED = Fault(FaultKind.UNAUTHORIZED, "No.", status=401)
+
+
+def refuse_key(made: Crew, now: float, found: Discovery) -> float:
+    """Have a request refused, and probes answered till it serves; say how long."""
+    member = made.members[A]
+    made.note(member, REFUSED, "m", now, silent=True)
+    assert (member.life.state, member.life.reason) == (State.FAILED, "unauthorized")
+    began = now
+    while not member.serving:
+        now += 0.5
+        made.discover(member, found, now)
+    return now - began
+
+
+def test_a4_a_worker_whose_probes_need_no_key_is_tried_at_gaps_that_grow() -> None:
+    made = crew(A)
+    found = Discovery(("m",), 2, started_at=1_000.0)
+    gaps = [refuse_key(made, 1_000.0 * n, found) for n in range(12)]
+
+    assert gaps[:5] == [0.5, 1.0, 2.0, 4.0, 8.0]
+    assert gaps[-2:] == [300.0, 300.0]
+    assert made.members[A].limit == 1
+
+    made.praise(made.members[A], 20_000.0)
+    assert refuse_key(made, 20_000.0, found) == 0.5
+
+
+def test_a4_a_refused_key_is_tried_at_once_on_a_server_that_was_restarted() -> None:
+    made = crew(A)
+    for n in range(5):
+        refuse_key(made, 1_000.0 * n, Discovery(("m",), 2, started_at=1_000.0))
+
+    assert refuse_key(made, 9_000.0, Discovery(("m",), 2, started_at=2_000.0)) == 0.5
+
+
+def test_a4_many_requests_that_are_refused_together_count_once() -> None:
+    made = crew(A)
+    for _ in range(5):
+        made.note(made.members[A], REFUSED, "m", 1.0, silent=True)
+
+    assert made.members[A].key_refusals == 1
+
+
 def test_s6_a_suspects_rests_are_capped() -> None:
     made = crew(A)
     member = made.members[A]
