@@ -27,7 +27,7 @@ from workers.wire.frames import (
     WireError,
     pack,
 )
-from workers.wire.opening import NONCE_BYTES, ByeHeard, Opening, Passport
+from workers.wire.opening import NONCE_BYTES, ByeHeard, Opening, Passport, State
 from workers.wire.outbox import CEILING, Outbox
 
 #: Bytes per read, and bytes written before others get their turn. A buffer for
@@ -45,6 +45,7 @@ PARTING_MAX: Final = 1024 * 1024
 
 #: Closing without a word.
 CLOSED: Final = "The connection ended."
+UNHEARD: Final = "it closed before it said anything: perhaps one end uses TLS alone"
 _UNSAID: Final = frozenset({Reason.LOST, Reason.TOO_MANY})
 
 
@@ -115,7 +116,9 @@ class Link:
         except trio.TooSlowError:
             raise WireError(Reason.SLOW_OPENING, "no proof in time") from None
         except OSError as error:
-            raise lost(error) from None
+            raise self._unmet(lost(error)) from None
+        except WireError as why:
+            raise self._unmet(why) from None
 
     async def carry(self, end: End) -> WireError:
         """Move bytes between the socket and *end* until that is over.
@@ -197,6 +200,13 @@ class Link:
         self._watch.deadline = -float("inf")
 
     # ---- inner parts ----
+
+    def _unmet(self, why: WireError) -> WireError:
+        """Say of a peer that went without any word what that may mean."""
+        unheard = self._connected and self.opening.state is State.GREETED
+        if unheard and why.reason is Reason.LOST and not isinstance(why, ByeHeard):
+            return WireError(Reason.LOST, UNHEARD)
+        return why
 
     async def _wait(self, mask: int) -> None:
         if mask & WRITE:
@@ -354,6 +364,12 @@ def _untaken(number: int) -> int:
 
 def lost(error: OSError) -> WireError:
     """Make the reason of a connection that broke."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return WireError(Reason.LOST, CLOSED)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return WireError(Reason.TLS, f"a certificate fails: {error.verify_message}")
     if isinstance(error, ssl.SSLError):
-        return WireError(Reason.TLS, "the TLS handshake failed")
+        # OpenSSL's own word for it, as WRONG_VERSION_NUMBER: what came is no TLS.
+        why = (error.reason or "the handshake failed").replace("_", " ").lower()
+        return WireError(Reason.TLS, f"TLS failed: {why}")
     return WireError(Reason.LOST, error.strerror or CLOSED)

@@ -18,6 +18,7 @@ from router.engine import Router, open_router
 from router.engine.announced import Greeter
 from router.engine.flight import Flight
 from router.errors import FaultKind, RequestFailed
+from router.ids import WorkerId
 from router.messages import Endpoint, GenerationParams, Job
 from router.settings import AgentSettings, AgentsSettings, Settings, WaitSettings
 from tests.kit.agents import (
@@ -34,7 +35,7 @@ from tests.kit.delivery import JOB, assignment
 from tests.kit.edge import until
 from tests.kit.engine import in_turn, refuses, silent
 from tests.kit.exchange import Exchange
-from tests.kit.peer import Peer, calling, router_passport
+from tests.kit.peer import Peer, calling, doorway, router_passport
 from workers import access, door, link, site
 from workers.agent import agent as agent_module
 from workers.agent import visit
@@ -938,17 +939,65 @@ async def test_p1_mutual_tls_lets_in_who_has_a_certificate(tmp_path: Path) -> No
         assert (await router.complete(JOB)).text == "Hello world"
 
 
-async def test_p1_mutual_tls_keeps_others_out(tmp_path: Path) -> None:
+async def test_p1_mutual_tls_keeps_others_out_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     host = certify(tmp_path, trustme.CA(), "host")
     stranger = certify(tmp_path, trustme.CA(), "stranger")
     half = AgentsSettings(tls_ca=host.ca)
     wrong = attrs.evolve(half, tls_cert=stranger.cert, tls_key=stranger.key)
+    cases = {
+        "tlsv13 alert certificate required": half,
+        "tlsv1 alert unknown ca": wrong,
+        "a certificate fails: ": AgentsSettings(**stranger.keys),
+    }
     async with open_agent(None, settings=AgentSettings(**host.keys)) as agent:
-        for settings in (half, wrong, AgentsSettings(**stranger.keys)):
+        for words, settings in cases.items():
             async with open_far_router(agent, settings=settings, ready=False) as router:
-                await until(partial(was_refused, router))
+                await until(partial(tells_of_tls, router, words))
                 assert not router.ready
         assert agent.agent.visits == {}
+    assert "is not let in (tls): " in caplog.text
+
+
+def tells_of_tls(router: Router, words: str) -> bool:
+    (member,) = router.fleet.members.values()
+    return member.life.reason == "tls_failed" and words in member.life.detail
+
+
+async def test_p1_tls_at_one_end_alone_is_told_at_both(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = AgentsSettings(**certify(tmp_path, trustme.CA(), "a").keys)
+    host = AgentSettings(**certify(tmp_path, trustme.CA(), "b").keys)
+    async with open_agent(None, settings=host) as agent:
+        async with open_far_router(agent, ready=False) as router:
+            await until(partial(was_refused, router))
+            worker = router.workers[WorkerId("a0")]
+            assert "one end uses TLS alone" in (await worker.probe()).detail
+        assert "is not let in (tls): TLS failed: wrong version number" in caplog.text
+    async with (
+        open_agent(None) as agent,
+        open_far_router(agent, settings=keys, ready=False) as router,
+    ):
+        await until(partial(tells_of_tls, router, "TLS failed: wrong version number"))
+
+
+async def test_a_connection_that_ends_in_the_handshake_is_lost_and_no_fault_of_tls(
+    tmp_path: Path,
+) -> None:
+    keys = AgentsSettings(**certify(tmp_path, trustme.CA(), "a").keys)
+    async with (
+        doorway() as hall,
+        open_far_router(hall.port, settings=keys, ready=False) as router,
+    ):
+        stream = await hall.listener.accept()
+        await stream.receive_some(65536)
+        await stream.aclose()
+        await until(partial(was_refused, router))
+
+        assert router.tally.wire["said", "lost"] >= 1
+        assert router.tally.wire["said", "tls"] == 0
 
 
 def was_refused(router: Router) -> bool:
