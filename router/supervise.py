@@ -233,7 +233,7 @@ class Keeper:
             and probe.result is not ProbeResult.STARTING
         ):
             log.warning(
-                "worker %s does not answer yet (%s): start it, or check its url;"
+                "worker %s does not answer yet (%s): start it, or check its address;"
                 " it is taken in when it answers",
                 worker,
                 probe.detail or probe.result.value,

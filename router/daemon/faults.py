@@ -12,4 +12,4 @@ class Crashed(RouterError):
 
     def __init__(self) -> None:
         """Say no more: what went wrong may hold what clients said (X2)."""
-        super().__init__("a bug ended the router: its log says where")
+        super().__init__("a bug ended this process: its log says where")

@@ -391,7 +391,7 @@ async def test_d5_a_worker_that_is_not_there_at_the_start_is_one_line_with_what_
 
     (line,) = [r.getMessage() for r in caplog.records]
     assert "worker a does not answer yet" in line
-    assert "start it, or check its url" in line
+    assert "start it, or check its address" in line
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -29,7 +29,7 @@ def test_l1_a_broken_invariant_ends_the_daemon_with_its_trace_in_the_log(
     )
     stream = io.StringIO()
 
-    with pytest.raises(Crashed, match="its log says where"):
+    with pytest.raises(Crashed, match="a bug ended this process: its log says where"):
         run_daemon(settings, environ={}, form=LogForm.JSON, stream=stream)
 
     last = json.loads(stream.getvalue().splitlines()[-1])
