@@ -55,9 +55,9 @@ def load(
         source = path.read_bytes().decode()
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise ConfigInvalid([f"{path}: {reason}"]) from None
+        raise ConfigInvalid([reason]) from None
     except UnicodeDecodeError as error:
-        raise ConfigInvalid([f"{path}: byte {error.start} is not UTF-8"]) from None
+        raise ConfigInvalid([f"byte {error.start} is not UTF-8"]) from None
     return parse(
         source,
         environ=environ,

@@ -7,6 +7,7 @@ import attrs
 
 #: Longest path that fits a ``sockaddr_un``, its closing zero apart.
 UNIX_PATH_MAX: Final = 107
+_TCP_FORMS: Final = "needs host:port or [v6]:port"
 
 
 @attrs.frozen
@@ -42,9 +43,20 @@ def parse_address(text: str) -> Address:
     """
     if text.startswith("unix:"):
         return _unix(text.removeprefix("unix:"))
+    return _tcp(text, "needs host:port, [v6]:port or unix:/path")
+
+
+def parse_tcp(text: str) -> TcpAddress:
+    """Read one address where a socket of a path is none. Raises as above."""
+    if text.startswith("unix:"):
+        raise ValueError(_TCP_FORMS)
+    return _tcp(text, _TCP_FORMS)
+
+
+def _tcp(text: str, forms: str) -> TcpAddress:
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()):
-        raise ValueError("needs host:port, [v6]:port or unix:/path")
+        raise ValueError(forms)
     if int(port) > 65_535:
         raise ValueError("the port is at most 65535")
     if host.startswith("[") and host.endswith("]"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from router.config.addresses import TcpAddress, parse_address
+from router.config.addresses import parse_address, parse_tcp
 from router.edge.keys import Keys, KeysInvalid
 from router.openai.prompting import checked_bios
 from router.sieve import FOR_MODELS
@@ -166,9 +166,8 @@ def listens(value: Any) -> tuple[str, ...]:
 def host_port(value: Any) -> str:
     """Take ``host:port`` or ``[v6]:port`` of somebody to connect to."""
     address = text(value)
-    parsed = parse_address(address)
-    if not isinstance(parsed, TcpAddress) or not parsed.port:
-        raise ValueError("needs host:port or [v6]:port")
+    if not parse_tcp(address).port:
+        raise ValueError("nobody listens on port 0")
     return address
 
 
@@ -177,9 +176,7 @@ def tcp_listens(value: Any) -> tuple[str, ...]:
 
     def check(entry: Any) -> str:
         address = text(entry)
-        if address.startswith("unix:"):
-            raise ValueError("needs host:port or [v6]:port")
-        parse_address(address)
+        parse_tcp(address)
         return address
 
     if type(value) is str:

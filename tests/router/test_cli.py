@@ -84,7 +84,8 @@ def test_d2_check_of_no_file_ends_with_2(tmp_path: Path) -> None:
     done = run("check", str(tmp_path / "f.toml"))
 
     assert done.exit_code == 2
-    assert "no such file" in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line == f"fencepost: {tmp_path}/f.toml: no such file or directory"
 
 
 @pytest.mark.parametrize(
