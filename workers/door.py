@@ -122,7 +122,8 @@ class Door:
             self._strangers.pop(next(iter(self._strangers))).cancel()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock, f"{address[0]}:{address[1]}"
+        host, port = address[:2]
+        return sock, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _take_in(self, sock: socket.socket, whence: str) -> None:
         self.guests += 1
