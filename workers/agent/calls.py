@@ -20,7 +20,7 @@ class Call:
     reason: str | None = None
     """Why there was no connection the last time; None: not tried yet."""
     words: str = ""
-    _told: tuple[bool, str] | None = None
+    _told: str | None = None
 
     def ended(self, why: WireError, *, was_in: bool) -> None:
         """There is no connection; the log hears of each reason once in a row.
@@ -29,14 +29,13 @@ class Call:
         """
         self.connected = False
         self.reason, self.words = why.reason.value, why.words
-        refused = isinstance(why, ByeHeard)
-        if (refused, self.reason) == self._told and not was_in:
+        if self.reason == self._told and not was_in:
             return
-        self._told = refused, self.reason
+        self._told = self.reason
         log.warning(
             "router %s %s (%s): %s; it is tried again and again",
             self.address,
-            "lets us in no more" if refused else "is not connected",
+            "lets us in no more" if isinstance(why, ByeHeard) else "is not connected",
             self.reason,
             self.words,
         )
