@@ -21,6 +21,8 @@ from tests.kit.toxic import Toxic, toxic
 from workers.wire.frames import EXPIRY_S
 
 WORDS = tuple(f"w{n} " for n in range(40))
+#: An offer may take its time on a network as bad as these, on a busy machine.
+PATIENT = attrs.evolve(QUICK, connect_ms=20_000)
 
 
 @attrs.frozen
@@ -35,7 +37,7 @@ async def scene(script: object = None, slots: int = 8) -> AsyncIterator[Scene]:
     async with (
         open_agent(script or answers(*WORDS), slots=slots) as agent,  # type: ignore[arg-type]
         toxic(agent.port) as proxy,
-        open_far_router(proxy.port, waits=attrs.evolve(QUICK)) as router,
+        open_far_router(proxy.port, waits=PATIENT) as router,
     ):
         yield Scene(agent, proxy, router)
 
@@ -114,8 +116,17 @@ async def test_f1_answers_survive_a_network_that_cuts_all_the_time() -> None:
             assert not ended or text == whole
         assert len(found) == 30
         await until(lambda: s.agent.idle)
-        await until(lambda: s.router.ready)
-        assert (await s.router.complete(JOB)).text == whole
+        assert await answered(s.router) == whole
+
+
+async def answered(router: Router) -> str:
+    """Ask until there is an answer: the last reset may not have been noticed yet."""
+    with trio.fail_after(10):
+        while True:
+            try:
+                return (await router.complete(JOB)).text
+            except RequestFailed:
+                await trio.lowlevel.checkpoint()
 
 
 async def paced(x: Exchange) -> None:
