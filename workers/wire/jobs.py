@@ -22,9 +22,20 @@ class JobUnreadable(RouterError):
     """Bytes that are no job."""
 
 
+class JobUnwritable(RouterError):
+    """JSON has numbers that msgpack has not: integers beyond 64 bits."""
+
+
 def encode_job(job: Job) -> bytes:
-    """Write *job*, of any size."""
-    return _encode(job)
+    """Write *job*, of any size.
+
+    Raises:
+        JobUnwritable: it holds what no agent could be told.
+    """
+    try:
+        return _encode(job)
+    except OverflowError:
+        raise JobUnwritable("an integer beyond 64 bits") from None
 
 
 def decode_job(octets: bytes) -> Job:

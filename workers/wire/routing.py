@@ -39,7 +39,7 @@ from workers.wire.frames import (
     cost_of,
     pack,
 )
-from workers.wire.jobs import encode_job
+from workers.wire.jobs import JobUnwritable, encode_job
 from workers.wire.opening import heard
 from workers.wire.outbox import Outbox
 from workers.wire.shapes import is_name
@@ -173,13 +173,17 @@ class RouterEnd:
             waiting: jobs for the same model that wait behind it.
 
         Raises:
-            WorkerFailed: the wire has no name for its model.
+            WorkerFailed: the wire has no name for its model, or no bytes for *job*.
         """
         if not is_name(job.target):
             raise WorkerFailed(
                 Fault(FaultKind.MODEL_GONE, "The worker has no such model.")
             )
-        octets = encode_job(job)
+        try:
+            octets = encode_job(job)
+        except JobUnwritable as why:
+            words = f"The request holds {why}, which its worker cannot be told."
+            raise WorkerFailed(Fault(FaultKind.REJECTED, words, status=400)) from None
         whole = job.endpoint is Endpoint.EMBEDDINGS
         window = DOCUMENT_WINDOW if whole else WINDOW
         number = self._numbers = self._numbers + 1
@@ -196,10 +200,13 @@ class RouterEnd:
     def count(self, job: Job, told: Callable[[int | None], None]) -> int:
         """Ask for the tokens of *job*'s prompt; give a number to drop it by."""
         number = self._numbers = self._numbers + 1
-        if not is_name(job.target):
+        try:
+            octets = encode_job(job) if is_name(job.target) else b""
+        except JobUnwritable:
+            octets = b""
+        if not octets:
             told(None)
             return number
-        octets = encode_job(job)
         counting = self._counts[number] = _Count(number, octets, told)
         # It is nobody's assignment.
         assignment = AssignmentId(RequestId(f"count-{number}"), 1)

@@ -8,7 +8,7 @@ from math import inf
 import attrs
 import pytest
 
-from router.errors import Fault, FaultKind, LocalError
+from router.errors import Fault, FaultKind, LocalError, WorkerFailed
 from router.messages import (
     Delta,
     Endpoint,
@@ -987,3 +987,22 @@ def test_jobs_may_be_of_any_size() -> None:
     assert len(octets) == offer.size
     assert [p.offset for p in parts] == list(range(0, offer.size, PART_MAX))
     assert decode_job(octets).messages == big.messages
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_l1_a_job_that_msgpack_cannot_say_is_its_clients_and_begins_nothing(
+    number: int,
+) -> None:
+    desk = Desk()
+    job = attrs.evolve(JOB, extras={"response_format": {"maximum": number}})
+
+    with pytest.raises(WorkerFailed) as failed:
+        desk.offer(1, job)
+    counts: list[int | None] = []
+    desk.end.count(job, counts.append)
+
+    assert failed.value.fault.kind is FaultKind.REJECTED
+    assert failed.value.fault.status == 400
+    assert counts == [None]
+    assert desk.sent() == []
+    assert not desk.end.sources
