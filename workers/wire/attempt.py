@@ -6,7 +6,6 @@ comes is held in order: no more than its credit, and one delta that overdrew it,
 and one each of what costs nothing. Pure.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final, Protocol
@@ -18,7 +17,7 @@ from router.messages import Finished as WholeAnswer
 from router.ports import Delivery, SourcePhase
 from router.waiting import WaitState
 from router.words import Word
-from workers.wire.faults import failed_of, fault_of, fault_of_decline
+from workers.wire.faults import fault_of, fault_of_decline
 from workers.wire.frames import (
     DELTA_COST,
     FRAME_MAX,
@@ -36,17 +35,15 @@ from workers.wire.frames import (
     Piece,
     RichDelta,
     Waiting,
-    cost_of,
     pack,
 )
+from workers.wire.holding import Coming, Held, Pieces
 
 #: What an agent may send beyond its credit: the delta that used it up.
 OVERDRAFT_MAX: Final = DELTA_COST + 4 * TEXT_MAX
 #: What the pieces of one delta may cost: an engine's line of 1 MiB fits. The
 #: document of an embedding may cost as much more as it is long.
 PIECES_MAX: Final = FRAME_MAX
-#: Deltas that are handed over in one go when a paused source goes on.
-RESUME_BATCH: Final = 64
 
 
 class Event(Word):
@@ -118,8 +115,6 @@ _EVENTS: Final[Mapping[type[Message], Event]] = {
     Finished: Event.FINISHED,
     Failed: Event.FAILED,
 }
-#: Behind one of these nothing counts.
-_LAST_WORDS: Final = frozenset({Declined, Failed, Finished})
 _STREAMING: Final[SourcePhase] = SourcePhase.STREAMING
 # Typed wide: the engine may close a source in any call into it.
 _CLOSED: Final[SourcePhase] = SourcePhase.CLOSED
@@ -162,8 +157,6 @@ class RemoteSource:
         "_granted",
         "_held",
         "_job",
-        "_once",
-        "_pieces_cost",
         "_sent",
         "_window",
         "assignment",
@@ -219,13 +212,10 @@ class RemoteSource:
         self._end = end
         self._job = job
         self._sent = 0
-        self._held: deque[Delta | Message] = deque()
-        self.pieces: list[str] = []
-        #: What they cost, and may.
-        self._pieces_cost = 0
+        self._held = Held()
+        #: Pieces of the next delta, and what they may cost.
+        self.pieces: Pieces | None = None
         self.pieces_max = PIECES_MAX
-        #: Kinds of messages that cost nothing, of which one was held.
-        self._once: frozenset[type[Message]] = frozenset()
 
     # ---- ports.Source ----
 
@@ -364,7 +354,7 @@ class RemoteSource:
 
     def lose(self, fault: Fault) -> None:
         """The connection is gone. What has come whole is whole all the same."""
-        if Finished in self._once and self._held:
+        if self._held.whole:
             return
         if self.phase is not _CLOSED:
             self._end_with(fault)
@@ -379,7 +369,7 @@ class RemoteSource:
         self.phase = _CLOSED
         self._job = b""
         self._held.clear()
-        self.pieces.clear()
+        self.pieces = None
         self._end.forget(self)
 
     def joined(self, index: int, text: str) -> str:
@@ -388,12 +378,11 @@ class RemoteSource:
         Theirs is the next one to be handed over: not one that repeats, and not
         one that has to wait behind others.
         """
-        if index != self.count:
+        pieces = self.pieces
+        if pieces is None or index != self.count:
             return text
-        text = "".join(self.pieces) + text
-        self.pieces.clear()
-        self._pieces_cost = 0
-        return text
+        self.pieces = None
+        return pieces.before(text)
 
     def recount(self, deltas: Sequence[Delta]) -> None:
         """Count *deltas*, which are about to be handed over.
@@ -410,12 +399,13 @@ class RemoteSource:
         self.last_byte_at = self._end.now()
         held = self._held
         while held and not self.paused and self.phase is not _CLOSED:
-            if not isinstance(held[0], Delta):
-                self.take(held.popleft())  # type: ignore[arg-type]
+            first = held.popleft()
+            if not isinstance(first, Delta):
+                self.take(first)
                 continue
-            batch: list[Delta] = []
-            while held and len(batch) < RESUME_BATCH and isinstance(held[0], Delta):
-                batch.append(self._whole(held.popleft()))  # type: ignore[arg-type]
+            batch = held.run_of(first)
+            for delta in batch if self.pieces is not None else ():
+                delta.text = self.joined(delta.index, delta.text)
             self.recount(batch)
             self.deliver(self.assignment, batch)
         if self.since == inf and not held:
@@ -424,30 +414,16 @@ class RemoteSource:
         if self.spent >= self.refill_at:
             self.refill()
 
-    def _hold(self, what: Delta | Message) -> None:
-        """Keep *what* until the client has room; nothing comes without a bound.
-
-        What is left aside here would change nothing either when taken at once.
-        """
+    def _hold(self, what: Coming) -> None:
+        """Keep *what* until the client has room; nothing comes without a bound."""
         if self.phase is _CLOSED:
             return
-        if not self._once.isdisjoint(_LAST_WORDS) or type(what) in self._once:
+        if self._held.means_nothing(what):
             self._end.late += 1
         elif self.spent > self._granted + OVERDRAFT_MAX:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker overran its credit."))
-        elif isinstance(what, Delta | RichDelta | Piece):
-            self._held.append(what)
         else:
-            self._once |= {type(what)}
-            if isinstance(what, Failed):
-                # It may be as long as a frame, and no more than this is told.
-                what = failed_of(self.number, fault_of(what))
-            self._held.append(what)
-
-    def _whole(self, delta: Delta) -> Delta:
-        if self.pieces:
-            delta.text = self.joined(delta.index, delta.text)
-        return delta
+            self._held.keep(what)
 
     def _enter(self, phase: SourcePhase, now: float) -> None:
         if phase is not self.phase:
@@ -469,9 +445,9 @@ class RemoteSource:
         if piece.index != self.count:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
             return
-        self.pieces.append(piece.text)
-        self._pieces_cost += cost_of(piece)
-        if self._pieces_cost > self.pieces_max:
+        if self.pieces is None:
+            self.pieces = Pieces()
+        if self.pieces.add(piece) > self.pieces_max:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker's answer is too long."))
 
     def _take_rich(self, rich: RichDelta) -> None:
@@ -497,7 +473,7 @@ class RemoteSource:
         except ValueError:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker ended in an unknown way."))
             return False
-        if count != self.count or self.pieces:
+        if count != self.count or self.pieces is not None:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
             return False
         return True
