@@ -10,8 +10,8 @@ import trio
 from router.ids import RequestId
 from tests.simulation.far_clients import Books
 from tests.simulation.far_engines import Generation
-from tests.simulation.far_net import Path
 from tests.simulation.far_parts import AgentPart, Part, RouterPart
+from tests.simulation.far_wires import Path
 from workers.wire.frames import WINDOW
 
 #: Seconds between two looks at what is held.

@@ -67,10 +67,11 @@ class FarClient(Recorder):
         self.ended = False
         #: It was given all that it took, and said that it takes no more.
         self.full = False
-        #: Deltas after which it leaves, and how.
+        #: Deltas after which it leaves, and how: it is found gone at the next.
         self.appetite = PIECES + 1
-        self.leave: Callable[[], None] = lambda: None
+        self.leave: Callable[[], None] = self._vanish
         self._books = books
+        self._gone = False
         self._attempt = 0
         self._origin = ""
 
@@ -80,6 +81,8 @@ class FarClient(Recorder):
             self.breach("a delivery after the end")
         if self.full:
             self.breach("a delivery to a client that does not read")
+        if self.is_gone:
+            return Taken.GONE
         answer = super().take(deltas)
         for at, delta in enumerate(deltas, len(self.deltas) - len(deltas)):
             self._check(at, delta)
@@ -87,6 +90,14 @@ class FarClient(Recorder):
         if len(self.deltas) >= self.appetite:
             self.leave()
         return answer
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it will be found gone, should anything more come."""
+        return self._gone and self.finished is None and self.fault is None
+
+    def _vanish(self) -> None:
+        self._gone = True
 
     def _check(self, at: int, delta: Delta) -> None:
         assignment = delta.assignment

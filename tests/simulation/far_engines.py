@@ -29,6 +29,8 @@ SETTLE_S: Final = 0.5
 #: Characters of one delta of a large answer, and of one that goes in pieces.
 LARGE: Final = 40_000
 HUGE: Final = 300_000
+#: What every prompt has.
+TOKENS: Final = 7
 
 
 @attrs.define(eq=False)
@@ -83,6 +85,7 @@ class Engine(ScriptedWorker):
     def __init__(self, name: str, books: Books, slots: int) -> None:
         """It may never work on more than *slots* at once (S1, P3)."""
         super().__init__(name, self._script, slots=slots, settle_s=SETTLE_S)
+        self.counts = TOKENS
         self.generations: list[Generation] = []
         self._books = books
         self._most = slots

@@ -11,7 +11,8 @@ from router.engine import Router, open_router
 from router.engine.announced import Greeter
 from router.settings import RouterSettings, Settings, WaitSettings, WorkerSettings
 from tests.simulation.far_engines import Engine
-from tests.simulation.far_net import FarListener, Net
+from tests.simulation.far_net import Net
+from tests.simulation.far_sockets import FarListener
 from workers.access import Access
 from workers.agent import Agent
 from workers.remote import RemoteWorker

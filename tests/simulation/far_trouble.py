@@ -9,8 +9,9 @@ import trio
 
 from router.messages import ProbeResult
 from tests.simulation.far_clients import Books
-from tests.simulation.far_net import Net, Path
+from tests.simulation.far_net import Net
 from tests.simulation.far_parts import AgentPart, Part, RouterPart
+from tests.simulation.far_wires import Path
 
 #: Troubles a second, and seconds for which an agent that drains may take.
 RATE: Final = 0.6
@@ -168,6 +169,19 @@ class Trouble:
 
     # ---- hosts ----
 
+    async def pause(self) -> None:
+        """A host stands still, as by SIGSTOP: it neither reads nor writes."""
+        world = self._world
+        part = world.rng.choice([*world.routers, *world.agents])
+        paths = [p for p in world.paths if part.name in (p.router, p.agent)]
+        world.books.note(f"{part.name} pauses")
+        for path in paths:
+            for weather in path.both:
+                weather.set(held=True)
+        async with trio.open_nursery() as nursery:
+            for path in paths:
+                nursery.start_soon(self._while, path, 2)
+
     async def kill_agent(self) -> None:
         await self._kill(self._agent(), heard=True)
 
@@ -277,6 +291,7 @@ TROUBLES: Final[Mapping[str, Callable[[Trouble], Awaitable[None]]]] = {
     "cut one end": Trouble.cut_one_end,
     "refuse": Trouble.refuse,
     "replay": Trouble.replay,
+    "pause": Trouble.pause,
     "kill agent": Trouble.kill_agent,
     "cut power of agent": Trouble.cut_power_of_agent,
     "agent of yesterday": Trouble.agent_of_yesterday,

@@ -7,10 +7,8 @@ seed, and everything random comes from it; ``far_replay`` shows it again.
 """
 
 import random
-import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import hypothesis  # noqa: F401 - see `play`
 import trio
@@ -22,13 +20,12 @@ from router.messages import Job
 from router.ports import Taken
 from tests.simulation.far_audit import Auditor
 from tests.simulation.far_clients import Books, FarClient
-from tests.simulation.far_engines import Engine, Generation
-from tests.simulation.far_net import Net, Path
+from tests.simulation.far_engines import TOKENS, Engine, Generation
+from tests.simulation.far_net import Net, patched
 from tests.simulation.far_parts import AgentPart, Part, RouterPart
 from tests.simulation.far_trouble import TROUBLES, Trouble
+from tests.simulation.far_wires import Path
 from tests.simulation.world import PIECES
-from workers import transport
-from workers.transport import Address
 
 ROUTERS: Final = 2
 #: Slots of each engine of each agent; the agents of an odd number announce
@@ -190,6 +187,8 @@ class FarWorld:
                 if up:
                     part = self.rng.choice(up)
                     clients.start_soon(one, part, number)
+                    if self.rng.random() < 0.1:
+                        clients.start_soon(self._count, part)
                 else:
                     self.books.outcomes["nobody"] += 1
 
@@ -206,21 +205,24 @@ class FarWorld:
             patience = rng.expovariate(0.5)
         elif leaves < 0.25:
             client.appetite = rng.randrange(1, PIECES + 1)
+        tells = rng.random() < 0.5
         body = _BODY if rng.random() < 0.05 else "hello"
-        job = Job("m", ({"role": "user", "content": body},), target="m")
+        job = _job(body)
         began = trio.current_time()
         assert router is not None
         async with trio.open_nursery() as nursery:
             if faulty and rng.random() < 0.15:
                 nursery.start_soon(self._dawdle, client)
             with trio.move_on_after(patience) as scope:
-                client.leave = scope.cancel
+                if tells:
+                    client.leave = scope.cancel
                 await router.serve(job, client, request=request)
             client.ended = True
             nursery.cancel_scope.cancel()
         if trio.current_time() >= began + PATIENCE_S:
             client.breach("was never told its end")
-        self._close(client, part, left=scope.cancelled_caught)
+        left = scope.cancelled_caught or client.is_gone
+        self._close(client, part, left=left)
         return request
 
     def _close(self, client: FarClient, part: RouterPart, *, left: bool) -> None:
@@ -238,6 +240,16 @@ class FarWorld:
         self.books.outcomes[outcome] += 1
         self.books.note(f"{client.request} {outcome} {len(client.deltas)}")
 
+    async def _count(self, part: RouterPart) -> None:
+        """Ask how long a prompt is; an answer is the engine's, or none."""
+        router, tokens = part.router, None
+        assert router is not None
+        with trio.move_on_after(self.rng.expovariate(0.5) if self.faulty else 1):
+            tokens = await router.count_tokens(_job("hello"))
+            if tokens != TOKENS and (tokens is not None or not self.faulty):
+                self.breach(f"counted {tokens} tokens")
+        self.books.note(f"{part.name} counted {tokens}")
+
     async def _dawdle(self, client: FarClient) -> None:
         """Read in fits: full, and after a while room again."""
         while True:
@@ -248,26 +260,8 @@ class FarWorld:
             await trio.sleep(self.rng.expovariate(1))
 
 
-async def _inline(sync: Callable[..., Any], *args: Any, **_: Any) -> Any:
-    """Stand for a thread: its end would come at no logical time."""
-    await trio.lowlevel.checkpoint()
-    return sync(*args)
-
-
-@contextmanager
-def _patched(world: FarWorld) -> Iterator[None]:
-    """Let connections be the world's, and no thread be anybody's."""
-    dial, run_sync = transport._dial, trio.to_thread.run_sync
-
-    def dial_here(address: Address) -> socket.socket:
-        return world.net.dial(address)
-
-    transport._dial = dial_here
-    trio.to_thread.run_sync = _inline  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        transport._dial, trio.to_thread.run_sync = dial, run_sync
+def _job(body: str) -> Job:
+    return Job("m", ({"role": "user", "content": body},), target="m")
 
 
 def play(
@@ -291,7 +285,7 @@ def play(
         hasty=hasty,
         tell=tell,
     )
-    with _patched(world):
+    with patched(lambda: world.net):
         return trio.run(world.run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
