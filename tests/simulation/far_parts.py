@@ -69,7 +69,7 @@ class Part:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     gone: trio.Event = attrs.field(factory=trio.Event)
     listener: FarListener | None = None
-    listens_at: tuple[str, ...] = ()
+    listens_at: Sequence[str] = ()
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -26,7 +26,11 @@ RECORDED_MAX: Final = 4096
 class Weather:
     """How bad the way between two hosts is, in one direction."""
 
-    latency_s: float = 0.0
+    usual_s: float = 0.0
+    """Latency when all is well."""
+    latency_s: float = attrs.field(
+        default=attrs.Factory(lambda self: self.usual_s, takes_self=True)
+    )
     jitter_s: float = 0.0
     """Up to so much more; nothing overtakes."""
     bytes_per_s: float = float("inf")
@@ -53,7 +57,7 @@ class Weather:
 
     def clear(self) -> None:
         """Be fine again."""
-        fine = Weather()
+        fine = Weather(self.usual_s)
         names = [a.name for a in attrs.fields(Weather) if a.name != "news"]
         self.set(**{name: getattr(fine, name) for name in names})
 

@@ -7,6 +7,7 @@ seed, and everything random comes from it; ``far_replay`` shows it again.
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -24,13 +25,15 @@ from tests.simulation.far_engines import TOKENS, Engine, Generation
 from tests.simulation.far_net import Net, patched
 from tests.simulation.far_parts import AgentPart, Part, RouterPart
 from tests.simulation.far_trouble import TROUBLES, Trouble
-from tests.simulation.far_wires import Path
+from tests.simulation.far_wires import Path, Weather
 from tests.simulation.world import PIECES
 
 ROUTERS: Final = 2
 #: Slots of each engine of each agent; the agents of an odd number announce
 #: themselves, to those of an even one the routers connect.
 AGENTS: Final = ((2, 3), (1, 3), (2,))
+#: Seconds from host to host when all is well.
+LATENCIES: Final = (0.0, 0.0, 0.003)
 #: Requests a second.
 RATE: Final = 6.0
 #: Seconds in which hosts meet, and in which all must be at rest after the last.
@@ -139,28 +142,35 @@ class FarWorld:
         return [*self.agents, *self.routers]
 
     def _lay_out(self) -> None:
-        listens: dict[str, list[str]] = {}
-        dials: dict[str, dict[str, str]] = {}
+        listens: dict[str, list[str]] = defaultdict(list)
+        dials: dict[str, dict[str, str]] = defaultdict(dict)
         for a in range(len(AGENTS)):
             for r in range(ROUTERS):
-                path = Path(f"r{r}", f"a{a}", router_dials=a % 2 == 0)
+                usual = self.rng.choice(LATENCIES)
+                path = Path(
+                    f"r{r}",
+                    f"a{a}",
+                    router_dials=a % 2 == 0,
+                    there=Weather(usual),
+                    back=Weather(usual),
+                )
                 address = f"10.{r}.{a}.1"
                 self.paths.append(path)
                 self.net.paths[address] = path
                 near, far = path.router, path.agent
                 if not path.router_dials:
                     near, far = far, near
-                listens.setdefault(far, []).append(address)
-                dials.setdefault(near, {})[far] = address
+                listens[far].append(address)
+                dials[near][far] = address
         for a, slots in enumerate(AGENTS):
             name = f"a{a}"
             self.agents.append(
                 AgentPart(
                     self,
                     name,
-                    listens_at=tuple(listens.get(name, ())),
+                    listens_at=listens[name],
                     slots=slots,
-                    routers=list(dials.get(name, {}).values()),
+                    routers=list(dials[name].values()),
                     books=self,
                 )
             )
@@ -170,8 +180,8 @@ class FarWorld:
                 RouterPart(
                     self,
                     name,
-                    listens_at=tuple(listens.get(name, ())),
-                    agents=dials.get(name, {}),
+                    listens_at=listens[name],
+                    agents=dials[name],
                 )
             )
 
