@@ -36,6 +36,8 @@ class Books:
     faults: Counter[str] = attrs.field(factory=Counter)
     breaches: list[str] = attrs.field(factory=list)
     trace: "hashlib._Hash" = attrs.field(factory=hashlib.sha256)
+    waited: dict[str, float] = attrs.field(factory=dict)
+    """Longest wait for a first delta, in seconds, by router."""
     tell: Callable[[str], None] | None = None
     """Gets each line of the trace."""
     on_breach: Callable[[], None] | None = None
@@ -72,6 +74,7 @@ class FarClient(Recorder):
         self.leave: Callable[[], None] = self._vanish
         self._books = books
         self._gone = False
+        self._came_at = trio.current_time()
         self._attempt = 0
         self._origin = ""
 
@@ -84,6 +87,10 @@ class FarClient(Recorder):
         if self.is_gone:
             return Taken.GONE
         answer = super().take(deltas)
+        if self.deltas and self.deltas[0] is deltas[0]:
+            waited, router = self._books.waited, self.request.partition(".")[0]
+            wait = trio.current_time() - self._came_at
+            waited[router] = max(waited.get(router, 0.0), wait)
         for at, delta in enumerate(deltas, len(self.deltas) - len(deltas)):
             self._check(at, delta)
         self.full = answer is Taken.FULL

@@ -7,7 +7,6 @@ seed, and everything random comes from it; ``far_replay`` shows it again.
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -22,20 +21,18 @@ from router.ports import Taken
 from tests.simulation.far_audit import Auditor
 from tests.simulation.far_clients import Books, FarClient
 from tests.simulation.far_engines import TOKENS, Engine, Generation
+from tests.simulation.far_layout import lay_out
 from tests.simulation.far_net import Net, patched
 from tests.simulation.far_parts import AgentPart, Part, RouterPart
 from tests.simulation.far_trouble import TROUBLES, Trouble
-from tests.simulation.far_wires import Path, Weather
+from tests.simulation.far_wires import Path
 from tests.simulation.world import PIECES
 
-ROUTERS: Final = 2
-#: Slots of each engine of each agent; the agents of an odd number announce
-#: themselves, to those of an even one the routers connect.
-AGENTS: Final = ((2, 3), (1, 3), (2,))
-#: Seconds from host to host when all is well.
-LATENCIES: Final = (0.0, 0.0, 0.003)
 #: Requests a second.
 RATE: Final = 6.0
+FLOOD: Final = 100.0
+#: Seconds that nobody waits at a router with a short queue.
+STARVED_S: Final = 8.0
 #: Seconds in which hosts meet, and in which all must be at rest after the last.
 MEET_S: Final = 3.0
 REST_S: Final = 20.0
@@ -55,6 +52,7 @@ class FarWorld:
         *,
         requests: int,
         faulty: bool = True,
+        flooded: bool = False,
         troubles: Sequence[str] = tuple(TROUBLES),
         hasty: bool = False,
         tell: Callable[[str], None] | None = None,
@@ -65,6 +63,7 @@ class FarWorld:
             seed: all that happens comes of it.
             requests: how many clients come.
             faulty: False: nothing goes wrong, and everything must finish.
+            flooded: all come at once, and one in twenty to the last router.
             troubles: what may befall hosts and networks.
             hasty: end at the first breach.
             tell: gets the trace, line by line.
@@ -73,6 +72,7 @@ class FarWorld:
         self.rng = random.Random(seed)
         self.requests = requests
         self.faulty = faulty
+        self.flooded = flooded
         self.troubles = troubles
         self.books = Books(tell=tell)
         if hasty:
@@ -113,7 +113,7 @@ class FarWorld:
     async def _play(self) -> None:
         async with trio.open_nursery() as hosts:
             self.net = Net(hosts, random.Random(self.rng.random()), self.breach)
-            self._lay_out()
+            lay_out(self)
             for part in self.parts:
                 await hosts.start(part.run)
             await trio.sleep(MEET_S)
@@ -141,50 +141,6 @@ class FarWorld:
         """Every host."""
         return [*self.agents, *self.routers]
 
-    def _lay_out(self) -> None:
-        listens: dict[str, list[str]] = defaultdict(list)
-        dials: dict[str, dict[str, str]] = defaultdict(dict)
-        for a in range(len(AGENTS)):
-            for r in range(ROUTERS):
-                usual = self.rng.choice(LATENCIES)
-                path = Path(
-                    f"r{r}",
-                    f"a{a}",
-                    router_dials=a % 2 == 0,
-                    there=Weather(usual),
-                    back=Weather(usual),
-                )
-                address = f"10.{r}.{a}.1"
-                self.paths.append(path)
-                self.net.paths[address] = path
-                near, far = path.router, path.agent
-                if not path.router_dials:
-                    near, far = far, near
-                listens[far].append(address)
-                dials[near][far] = address
-        for a, slots in enumerate(AGENTS):
-            name = f"a{a}"
-            self.agents.append(
-                AgentPart(
-                    self,
-                    name,
-                    listens_at=listens[name],
-                    slots=slots,
-                    routers=list(dials[name].values()),
-                    books=self,
-                )
-            )
-        for r in range(ROUTERS):
-            name = f"r{r}"
-            self.routers.append(
-                RouterPart(
-                    self,
-                    name,
-                    listens_at=listens[name],
-                    agents=dials[name],
-                )
-            )
-
     async def _clients(self, watch: trio.Nursery, auditor: Auditor) -> None:
         async def one(part: RouterPart, number: int) -> None:
             request = await self._client(part, number)
@@ -192,10 +148,13 @@ class FarWorld:
 
         async with trio.open_nursery() as clients:
             for number in range(self.requests):
-                await trio.sleep(self.rng.expovariate(RATE))
+                rate = FLOOD if self.flooded else RATE
+                await trio.sleep(self.rng.expovariate(rate))
                 up = [part for part in self.routers if part.router is not None]
                 if up:
                     part = self.rng.choice(up)
+                    if self.flooded:
+                        part = self.routers[-1 if number % 20 == 19 else 0]
                     clients.start_soon(one, part, number)
                     if self.rng.random() < 0.1:
                         clients.start_soon(self._count, part)
@@ -279,6 +238,7 @@ def play(
     *,
     requests: int,
     faulty: bool = True,
+    flooded: bool = False,
     troubles: Sequence[str] = tuple(TROUBLES),
     hasty: bool = False,
     tell: Callable[[str], None] | None = None,
@@ -291,6 +251,7 @@ def play(
         seed,
         requests=requests,
         faulty=faulty,
+        flooded=flooded,
         troubles=troubles,
         hasty=hasty,
         tell=tell,

@@ -14,8 +14,9 @@ import pytest
 
 from tests.kit.deep import size
 from tests.simulation.far_clients import Books
+from tests.simulation.far_layout import ROUTERS
 from tests.simulation.far_trouble import TROUBLES
-from tests.simulation.far_world import ROUTERS, play, replay
+from tests.simulation.far_world import STARVED_S, play, replay
 from tests.simulation.world import BEHAVIOURS
 
 PER_SEED = 400
@@ -74,3 +75,14 @@ def test_t2_without_faults_every_answer_over_the_wire_is_whole() -> None:
 
     assert books.outcomes == {"whole": 150 + ROUTERS}
     assert books.breaches == []
+
+
+@pytest.mark.slow
+def test_p3_a_router_with_a_long_queue_starves_no_other() -> None:
+    books = play(1, requests=180, faulty=False, flooded=True)
+
+    assert books.outcomes == {"whole": 180 + ROUTERS}
+    assert books.breaches == []
+    # Its own queue is that long.
+    assert books.waited["r0"] > 20
+    assert books.waited["r1"] < STARVED_S

@@ -11,7 +11,7 @@ from router.errors import Fault, LocalError
 from router.fence import Fence, Verdict
 from router.messages import Finished, FinishReason
 from router.ports import Taken
-from tests.simulation.far_world import play
+from tests.simulation.far_world import STARVED_S, play
 from workers import link
 from workers.agent.receiver import WireReceiver
 from workers.agent.visit import Visit
@@ -192,3 +192,14 @@ def shows(seed: int, troubles: tuple[str, ...]) -> bool:
         if others is not None:
             raise
         return True
+
+
+@pytest.mark.slow
+def test_p3_an_agent_that_asks_no_share_is_seen_to_starve_a_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shares, "may", lambda *_: True)
+
+    books = play(1, requests=180, faulty=False, flooded=True)
+
+    assert books.waited["r1"] > STARVED_S
