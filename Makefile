@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # The share of a release's figures that `make deep` shows: 1 before a release.
 FENCEPOST_DEEP ?= 0.02
+# A sized test may take minutes; one that hangs ends all the same.
+HANGS_AFTER_S := 1800
 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
@@ -28,7 +30,8 @@ check: $(STAMP) ## Format, lint, types, layers and the quick tests: under a minu
 	@$(MAKE) --no-print-directory -k -j2 -Otarget lint types fast
 
 deep: $(STAMP) ## The sized tests, as large as FENCEPOST_DEEP says (1: a release)
-	FENCEPOST_DEEP=$(FENCEPOST_DEEP) $(PYTEST) -q -m "deep or hypothesis" --durations=10
+	FENCEPOST_DEEP=$(FENCEPOST_DEEP) $(PYTEST) -q -m "deep or hypothesis" --durations=10 \
+	  -o faulthandler_timeout=$(HANGS_AFTER_S)
 
 bench: $(STAMP) $(RUST_STAMP) ## CPU per delta and per request, beside other routers
 	$(BIN)/python -m bench
