@@ -33,7 +33,13 @@ WINDOWS_MAX: Final = 12
 GROWTH_S: Final = 0.005
 WINDOW_S: Final = 1.0
 #: Of small deltas, which are dear to hold, without an end.
-FLOOD: Final = ("a word ",) * 512
+FLOOD: Final = ("a word ",) * 64
+#: Seconds in which none of the floods moves, once they are held back; and for how
+#: long that may take: megabytes for each are in the kernel's buffers first.
+STILL_S: Final = 1.5
+HELD_BACK_S: Final = 240.0
+#: A small buffer of those who stall: less to fill.
+BUFFER: Final = 8192
 
 
 class Script:
@@ -57,7 +63,11 @@ class Script:
 async def connect(url: str, prompt: str) -> trio.SocketStream:
     """Ask, and read nothing yet."""
     host, _, port = url.removeprefix("http://").rpartition(":")
-    stream = await trio.open_tcp_stream(host, int(port))
+    sock = trio.socket.socket()
+    if prompt != "pace":
+        sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, BUFFER)
+    await sock.connect((host, int(port)))
+    stream = trio.SocketStream(sock)
     body = (
         b'{"model":"m","stream":true,"messages":[{"role":"user","content":"%b"}]}'
         % prompt.encode()
@@ -128,12 +138,11 @@ async def test_p6_stalled_clients_slow_nobody_and_hold_little(tmp_path: Path) ->
         before = [resident_mib(pid) for pid in pids]
         stalled = [await connect(url, f"s{n}") for n in range(STALLED)]
 
-        async def held_back() -> bool:
-            seen = dict(script.flooded)
-            await trio.sleep(0.3)
-            return len(seen) == STALLED and seen == script.flooded
-
-        await until(held_back)
+        with trio.fail_after(HELD_BACK_S):
+            seen: dict[str, int] = {}
+            while len(seen) < STALLED or seen != script.flooded:
+                seen = dict(script.flooded)
+                await trio.sleep(STILL_S)
         after = [resident_mib(pid) for pid in pids]
         beside = await gaps.p99(calm + GROWTH_S)
 
