@@ -448,4 +448,7 @@ def _why(why: WireError) -> Probe:
         return Probe(ProbeResult.UNAUTHORIZED, why.words)
     if reason is not None:
         return Probe(ProbeResult.UNFIT, why.words, reason=reason)
+    if why.reason is Reason.LOST:
+        # As its state will be called: the words alone say more.
+        return Probe(ProbeResult.REFUSED, why.words)
     return Probe(ProbeResult.REFUSED, f"{why.reason.value}: {why.words}")
