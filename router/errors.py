@@ -11,12 +11,17 @@
 whether the job moves on, whether it counts against the worker.
 """
 
+import errno
 from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
 from router.words import Word
+
+#: Errors of a system that has no descriptor or no memory left: this machine's, no
+#: worker's and no client's, and they pass (H6).
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class RouterError(Exception):

@@ -4,7 +4,6 @@ Strangers, who have not proven themselves, are few at a time, and the newest of
 them, so that nobody fills the house, or bars it, by standing in the door (H6).
 """
 
-import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ import attrs
 import trio
 
 from router.cork import Cork
+from router.errors import EXHAUSTED
 from workers.access import Access
 from workers.link import Link
 from workers.transport import PlainTransport, TlsTransport, Transport
@@ -27,7 +27,6 @@ GUESTS_MAX: Final = 1024
 CALM_S: Final = 0.1
 #: Seconds between two lines in the log about who is not let in for one reason.
 TOLD_S: Final = 60.0
-_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 log: Final = logging.getLogger("fencepost.workers")
@@ -110,7 +109,7 @@ class Door:
         try:
             sock, address = listener.accept()
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in EXHAUSTED:
                 await trio.sleep(CALM_S)
             return None
         if self.guests >= GUESTS_MAX:

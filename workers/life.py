@@ -19,6 +19,7 @@ from typing import Final
 import attrs
 import trio
 
+from router.errors import EXHAUSTED
 from workers import proc
 from workers.leftovers import Record, end_all
 from workers.proc import Identity
@@ -33,9 +34,7 @@ RECORD_S: Final = (0.25, 30.0)
 TREE_S: Final = 2.0
 #: Characters of its last line that a cause repeats.
 WORDS_MAX: Final = 300
-_NO_ROOM: Final = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
-)
+_NO_ROOM: Final = EXHAUSTED | {errno.EAGAIN}
 #: Reads of what it said before its end; more comes from whoever is left of it.
 _LAST_READS: Final = 16
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from router.errors import EXHAUSTED
 from workers.proc import PROC, command_of, numbers
 
 #: Where a supervised server is spoken to.
@@ -19,8 +20,6 @@ HOST: Final = "127.0.0.1"
 _TABLES: Final = ("tcp", "tcp6")
 _LISTEN: Final = "0A"
 _TIME_WAIT: Final = "06"
-#: What is ours to mend, and says nothing of a port.
-_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: Characters of a name.
 _NAME_MAX: Final = 80
 
@@ -38,7 +37,8 @@ def why_taken(port: int) -> str | None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return f"port {port} is taken{owner(port)}"
-        if error.errno in _SHORT:
+        if error.errno in EXHAUSTED:
+            # Ours to mend; it says nothing of a port.
             return None
         return f"port {port} can't be had: {os.strerror(error.errno or 0)}"
     return None

@@ -6,14 +6,13 @@ an end is reported once, and an answer with its finish reason is a success
 whatever the connection does after it (F7, A6).
 """
 
-import errno
 import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 import trio
 
-from router.errors import Fault, FaultKind
+from router.errors import EXHAUSTED, Fault, FaultKind
 from router.http1 import ProtocolError, ResponseHead, ResponseParser
 from router.ids import AssignmentId
 from router.messages import Endpoint, FinishReason
@@ -32,8 +31,6 @@ ERROR_BODY_MAX: Final = 64 * 1024
 # Typed wide: the engine may close a source in any call into it.
 _CLOSED: Final[SourcePhase] = SourcePhase.CLOSED
 _EVENT_STREAM: Final = b"text/event-stream"
-#: Errors of a connect that are this machine's, not the worker's.
-_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 class Dialler(Protocol):
@@ -159,7 +156,7 @@ class DirectSource:
             try:
                 upstream = self._dialler.dial(address)
             except OSError as error:
-                if error.errno in _OURS:
+                if error.errno in EXHAUSTED:
                     return Fault(
                         FaultKind.DECLINED, "The router has no room for a connection."
                     )

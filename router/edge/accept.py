@@ -16,6 +16,7 @@ import trio
 from router.edge.connection import READ_SIZE
 from router.edge.exchange import Answer, compose, refusal
 from router.edge.site import Site
+from router.errors import EXHAUSTED
 
 #: Connections taken in one wake, before other tasks get a turn.
 PER_WAKE: Final = 64
@@ -23,7 +24,6 @@ PER_WAKE: Final = 64
 BACK_OFF_S: Final = 0.1
 _LOG_EVERY_S: Final = 1.0
 
-_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CLOSED: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 #: Unsent bytes that the kernel holds for one client before it takes no more:
@@ -80,7 +80,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _CLOSED:
                     return
-                if error.errno in _SHORT:
+                if error.errno in EXHAUSTED:
                     self._complain(error)
                     self._spend_reserve(listener)
                     raise Exhausted from error

@@ -1,7 +1,5 @@
 """Clients that check all that they get, and the books of breaches."""
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -13,6 +11,7 @@ from router.ids import RequestId
 from router.messages import Delta, Finished
 from router.ports import Taken
 from tests.kit.receiver import Recorder
+from tests.simulation import world
 from tests.simulation.far_engines import Generation
 from tests.simulation.world import PIECES
 
@@ -29,13 +28,9 @@ _AWRY: Final = frozenset(
 
 
 @attrs.define
-class Books:
-    """What happened, and every breach of the promise."""
+class Books(world.Books):
+    """Those of the near world, and what agents add to them."""
 
-    outcomes: Counter[str] = attrs.field(factory=Counter)
-    faults: Counter[str] = attrs.field(factory=Counter)
-    breaches: list[str] = attrs.field(factory=list)
-    trace: "hashlib._Hash" = attrs.field(factory=hashlib.sha256)
     waited: dict[str, float] = attrs.field(factory=dict)
     """Longest wait for a first delta, in seconds, by router."""
     tell: Callable[[str], None] | None = None
@@ -46,10 +41,9 @@ class Books:
 
     def note(self, what: str) -> None:
         """Add *what* to the trace, at its time."""
-        line = f"{trio.current_time():.6f} {what}"
-        self.trace.update(f"{line}\n".encode())
+        super().note(what)
         if self.tell is not None:
-            self.tell(line)
+            self.tell(f"{trio.current_time():.6f} {what}")
 
     def breach(self, what: str) -> None:
         """Write down a broken promise."""

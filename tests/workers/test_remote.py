@@ -194,31 +194,39 @@ async def test_it_connects_again_and_an_old_end_tears_nothing_down() -> None:
         assert f.tally.wire["said", "lost"] == 1
 
 
+def await_agent() -> RemoteWorker:
+    """Make a worker whose agent comes by itself."""
+    return RemoteWorker(
+        "w",
+        None,
+        router_access(AgentsSettings(), {}),
+        tally=Tally(),
+        report_bug=lambda _where, bug: pytest.fail(str(bug)),
+        rng=random.Random(1),
+    )
+
+
+async def carry(worker: RemoteWorker, door: Doorway) -> frames.WireError:
+    """Have *worker* use one connection to *door* until its end; gives why."""
+    transport = PlainTransport((socket.AF_INET, ("127.0.0.1", door.port)))
+    one = link.Link(
+        transport, router_access(AgentsSettings(), {}).passport, strict_cork()
+    )
+    try:
+        await one.open()
+        return await worker.carry(one)
+    finally:
+        await one.part(None)
+
+
 async def test_an_agent_that_is_here_before_its_worker_runs_is_not_told_of() -> None:
     """Who is told that it is ready may send a request the next moment."""
     async with doorway() as door, trio.open_nursery() as nursery:
-        access = router_access(AgentsSettings(), {})
-        worker = RemoteWorker(
-            "w",
-            None,
-            access,
-            tally=Tally(),
-            report_bug=lambda _where, bug: pytest.fail(str(bug)),
-            rng=random.Random(1),
-        )
+        worker = await_agent()
         probes: list[Probe] = []
         worker.told = probes.append
 
-        async def carry() -> None:
-            transport = PlainTransport((socket.AF_INET, ("127.0.0.1", door.port)))
-            one = link.Link(transport, access.passport, strict_cork())
-            try:
-                await one.open()
-                await worker.carry(one)
-            finally:
-                await one.part(None)
-
-        nursery.start_soon(carry)
+        nursery.start_soon(carry, worker, door)
         peer = await door.next(agent_passport(epoch=7))
         await peer.open()
         await peer.observe()
@@ -236,35 +244,17 @@ async def test_an_agent_that_is_here_before_its_worker_runs_is_not_told_of() -> 
 async def test_a_newer_connection_takes_an_older_ones_place() -> None:
     """An agent that announces itself came back before it was missed."""
     async with doorway() as door, trio.open_nursery() as nursery:
-        access = router_access(AgentsSettings(), {})
-        worker = RemoteWorker(
-            "w",
-            None,
-            access,
-            tally=Tally(),
-            report_bug=lambda _where, bug: pytest.fail(str(bug)),
-            rng=random.Random(1),
-        )
+        worker = await_agent()
         ends: list[frames.WireError] = []
 
-        async def carry() -> None:
-            transport = PlainTransport((socket.AF_INET, ("127.0.0.1", door.port)))
-            one = link.Link(
-                transport,
-                access.passport,
-                strict_cork(),
-            )
-            try:
-                await one.open()
-                ends.append(await worker.carry(one))
-            finally:
-                await one.part(None)
+        async def carry_on() -> None:
+            ends.append(await carry(worker, door))
 
         nursery.start_soon(worker.run)
-        nursery.start_soon(carry)
+        nursery.start_soon(carry_on)
         old = await door.open(agent_passport(epoch=7))
         _, lost = _send(worker)
-        nursery.start_soon(carry)
+        nursery.start_soon(carry_on)
         new = await door.open(agent_passport(epoch=8))
         assert (await lost.fault()).kind is FaultKind.STREAM_CLOSED_EARLY
         await old.ended()
@@ -274,7 +264,7 @@ async def test_a_newer_connection_takes_an_older_ones_place() -> None:
         await delivery.finish()
         assert [why.reason for why in ends] == [Reason.SUPERSEDED]
 
-        nursery.start_soon(carry)
+        nursery.start_soon(carry_on)
         older = await door.next(agent_passport(epoch=6))
         await older.open()
         await older.ended()
