@@ -17,6 +17,10 @@ from router.errors import Fault, FaultKind, LocalError
 from router.ids import AssignmentId
 from router.messages import SlotView
 
+#: Seconds by which a loop that wakes too late was held up itself: stopped, frozen,
+#: starved. Then all deadlines pass at once, those of the punctual too.
+LATE_S: Final = 0.25
+
 
 class WaitState(Enum):
     """What the silence of a worker means."""

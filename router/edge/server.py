@@ -24,6 +24,7 @@ from router.edge.routes import RouteTable, api_routes
 from router.edge.site import Patience, Site
 from router.errors import LocalError
 from router.settings import ServerSettings
+from router.waiting import LATE_S
 
 #: What waits in the kernel when listening ends is still served, up to here.
 _LAST_ACCEPTS: Final = 1024
@@ -159,10 +160,17 @@ class Edge:
     async def _sweep(self) -> None:
         """Look at all clocks, now and then. Returns only when cancelled."""
         site = self.site
+        held_up = False
         while True:
-            await trio.sleep(site.patience.sweep_s)
+            due = trio.current_time() + site.patience.sweep_s
+            await trio.sleep_until(due)
             site.read_wall_clock()
             now = trio.current_time()
+            held_up = not held_up and now > due + LATE_S
+            if held_up:
+                # What clients did in time waits in the kernel, and is read before
+                # the next sweep.
+                continue
             for connection in [c for c in self._live if c.until <= now]:
                 try:
                     connection.expire(now)

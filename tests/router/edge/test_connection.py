@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from router.edge.sink import CEILING, HIGH
 from router.edge.site import Patience
@@ -390,6 +391,37 @@ async def test_h1_a_request_that_is_served_has_no_clock_of_the_edge() -> None:
         await trio.sleep(QUICK.idle_s + 0.1)
         served.finish()
         assert b"[DONE]" in await client.until(b"0\r\n\r\n")
+
+
+async def test_h1_a_router_that_was_stopped_reads_what_came_in_time(
+    mock_clock: MockClock,
+) -> None:
+    async with running(StubRouter(), patience=PATIENT) as here:
+        idle, slow = [await here.connect() for _ in range(2)], await here.connect()
+        await slow.send(HEALTH[:-2])
+        await trio.testing.wait_all_tasks_blocked()
+
+        mock_clock.jump(3_600)
+        for client, octets in ((idle[0], HEALTH), (slow, HEALTH[-2:])):
+            client.sock.send(octets)
+
+        for client in (idle[0], slow):
+            assert (await client.reply()).status == 200
+        # It is punctual again, and one of them still says nothing.
+        mock_clock.jump(PATIENT.sweep_s)
+        assert await idle[1].rest() == b""
+        assert here.edge.connections == 2
+
+
+async def test_h1_a_router_that_is_always_late_ends_idle_connections_all_the_same(
+    mock_clock: MockClock,
+) -> None:
+    async with running(StubRouter(), patience=PATIENT) as here:
+        client = await here.connect()
+        for _ in range(2):
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(3_600)
+        assert await client.rest() == b""
 
 
 # ---- a client that does not read ----

@@ -371,6 +371,26 @@ async def test_w6_silence_after_the_head_is_stalled_at_its_limit(
         assert trio.current_time() - start == pytest.approx(65.0)
 
 
+async def test_w6_a_router_that_was_stopped_blames_no_worker_for_it(
+    autojump_clock: MockClock,
+) -> None:
+    receivers = [Recorder() for _ in range(8)]
+    worker = ScriptedWorker(
+        "a",
+        lambda *_: (Head(), Say(("a",)), Wait(5), Say(("b",)), Finish()),
+        slots=len(receivers),
+    )
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        for receiver in receivers:
+            nursery.start_soon(serve, router, receiver)
+        await wait_all_tasks_blocked()
+
+        # All that is due in that time, theirs and ours, is due at once.
+        autojump_clock.jump(3_600)
+
+    assert [receiver.text for receiver in receivers] == ["ab"] * len(receivers)
+
+
 async def test_w6_the_clock_stands_still_while_the_client_does_not_read(
     autojump_clock: MockClock,
 ) -> None:
