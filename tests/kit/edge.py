@@ -19,6 +19,10 @@ from router.settings import ServerSettings
 STEP_S = 5.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
+#: The product's own patience; and that, looked at more often.
+PATIENT = Patience()
+SWEPT = Patience(sweep_s=0.02)
+#: For tests of patience itself: a machine that pauses would have it end others.
 QUICK = Patience(head_s=0.2, body_s=0.2, idle_s=0.3, linger_s=0.2, sweep_s=0.02)
 
 
@@ -213,7 +217,7 @@ async def running(
     router: Core,
     settings: ServerSettings | None = None,
     *,
-    patience: Patience = QUICK,
+    patience: Patience = PATIENT,
     unix: Path | None = None,
     log: QuietLog | None = None,
     edge: Edge | None = None,

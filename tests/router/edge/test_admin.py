@@ -6,14 +6,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.edge.admin import admin_edge
-from router.edge.site import Patience
-from tests.kit.edge import QuietLog, RawClient, RawReply, request, running
+from tests.kit.edge import PATIENT, QuietLog, RawClient, RawReply, request, running
 from tests.kit.stub_router import WORKER, StubRouter
 
 
 @asynccontextmanager
 async def asked(router: StubRouter) -> AsyncIterator[RawClient]:
-    edge = admin_edge(router, log=QuietLog(), patience=Patience())
+    edge = admin_edge(router, log=QuietLog(), patience=PATIENT)
     async with running(router, edge=edge) as here:
         yield await here.connect()
 
@@ -87,7 +86,7 @@ async def test_d4_the_api_is_not_on_the_admin_listener_nor_the_reverse() -> None
     async with asked(router) as client:
         assert (await ask(client, request("GET", "/v1/models"))).status == 404
         assert (await ask(client, request("GET", "/healthz"))).status == 200
-    async with running(router, patience=Patience()) as here:
+    async with running(router) as here:
         client = await here.connect()
         for path in ("/metrics", "/status", "/status/requests/x"):
             assert (await ask(client, request("GET", path))).status == 404

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import trio
 
-from router.edge.site import Patience
 from router.errors import Fault, FaultKind
 from router.messages import Usage
 from router.ports import Taken
@@ -21,7 +20,6 @@ from tests.kit.edge import (
 )
 from tests.kit.stub_router import StubRequest, StubRouter
 
-PATIENT = Patience()
 HEALTH = request("GET", "/healthz")
 LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "The worker was lost.")
 
@@ -56,7 +54,7 @@ async def started(router: StubRouter, client: RawClient, octets: bytes) -> StubR
 
 async def test_o3_a_stream_is_role_deltas_finish_and_done() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
         served.text("Hel", "lo")
@@ -88,7 +86,7 @@ async def test_o3_a_stream_is_role_deltas_finish_and_done() -> None:
 
 async def test_o3_usage_comes_exactly_if_asked() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(
             router, client, chat(stream_options={"include_usage": True})
@@ -106,7 +104,7 @@ async def test_o3_usage_comes_exactly_if_asked() -> None:
 
 async def test_o3_a_stream_is_followed_by_another_request() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         for _ in range(2):
             served = await started(router, client, chat())
@@ -119,7 +117,7 @@ async def test_o3_a_stream_is_followed_by_another_request() -> None:
 
 async def test_o3_an_answer_without_a_delta_is_still_whole() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
         served.finish()
@@ -135,7 +133,7 @@ async def test_o3_an_answer_without_a_delta_is_still_whole() -> None:
 async def test_one_batch_is_one_chunk_and_the_first_takes_the_head_along() -> None:
     """Each write is a system call and a packet; a delta must not cost two."""
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
 
@@ -155,7 +153,7 @@ async def test_one_batch_is_one_chunk_and_the_first_takes_the_head_along() -> No
 
 async def test_h1_http_1_0_gets_its_stream_without_chunks_and_a_close() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(version="1.0"))
         served.text("a")
@@ -173,7 +171,7 @@ async def test_h1_http_1_0_gets_its_stream_without_chunks_and_a_close() -> None:
 
 async def test_o4_nothing_is_sent_before_the_first_delta() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -185,7 +183,7 @@ async def test_o4_nothing_is_sent_before_the_first_delta() -> None:
 
 async def test_o4_after_commit_after_ms_the_head_and_the_role_go_out() -> None:
     router = router_with(commit_after_ms=100)
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         began = trio.current_time()
         await client.send(chat())
@@ -201,7 +199,7 @@ async def test_o4_after_commit_after_ms_the_head_and_the_role_go_out() -> None:
 
 async def test_o3_silence_is_filled_with_comments_between_events() -> None:
     router = router_with(commit_after_ms=50, keepalive_ms=50)
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         began = trio.current_time()
         await client.send(chat())
@@ -218,7 +216,7 @@ async def test_o3_silence_is_filled_with_comments_between_events() -> None:
 
 async def test_o3_there_is_no_comment_while_deltas_flow() -> None:
     router = router_with(keepalive_ms=200)
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
         for _ in range(8):
@@ -230,7 +228,7 @@ async def test_o3_there_is_no_comment_while_deltas_flow() -> None:
 
 async def test_o3_keepalives_can_be_off() -> None:
     router = router_with(commit_after_ms=10, keepalive_ms=0)
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         served = await router.next()
@@ -247,7 +245,7 @@ async def test_o3_keepalives_can_be_off() -> None:
 
 async def test_o5_a_failure_before_the_head_is_a_status() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(headers={"X-Request-Id": "mine.1"}))
         served.fail(Fault(FaultKind.QUEUE_FULL, "full", retry_after=2.4))
@@ -266,7 +264,7 @@ async def test_o5_a_failure_before_the_head_is_a_status() -> None:
 
 async def test_o5_a_useless_retry_is_advised_against() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(stream=False))
         served.fail(Fault(FaultKind.CONTEXT_LENGTH, "too long"))
@@ -281,7 +279,7 @@ async def test_o1_a_bad_request_is_refused_and_the_connection_lives(
     fields: dict[str, Any],
 ) -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat(**fields))
         reply = await client.reply()
@@ -295,7 +293,7 @@ async def test_o1_a_bad_request_is_refused_and_the_connection_lives(
 
 async def test_h1_json_beyond_all_depth_is_a_bad_request() -> None:
     deep = b'{"a":' + b"[" * 200_000
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(request("POST", "/v1/chat/completions", deep))
         assert (await client.reply()).status == 400
@@ -303,7 +301,7 @@ async def test_h1_json_beyond_all_depth_is_a_bad_request() -> None:
 
 async def test_o6_an_unknown_model_is_404_and_a_coming_one_503() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat(model="../../slots?x="))
         reply = await client.reply()
@@ -318,7 +316,7 @@ async def test_o6_an_unknown_model_is_404_and_a_coming_one_503() -> None:
 
 async def test_a5_a_loss_after_the_head_is_a_frame_and_an_unclean_end() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
         served.text("a")
@@ -337,7 +335,7 @@ async def test_a5_a_loss_after_the_head_is_a_frame_and_an_unclean_end() -> None:
 
 async def test_a5_a_client_that_is_still_sending_reads_the_frame_too() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
         served.text("a")
@@ -350,7 +348,7 @@ async def test_a5_a_client_that_is_still_sending_reads_the_frame_too() -> None:
 
 async def test_a5_http_1_0_has_the_frame_as_its_only_sign() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(version="1.0"))
         served.text("a")
@@ -362,7 +360,7 @@ async def test_a5_http_1_0_has_the_frame_as_its_only_sign() -> None:
 
 async def test_a5_a_frame_behind_held_bytes_comes_whole() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect(rcvbuf=16_384)
         served = await started(router, client, chat())
         while served.text("x" * 8000) is Taken.MORE:
@@ -379,7 +377,7 @@ async def test_a5_a_frame_behind_held_bytes_comes_whole() -> None:
 
 async def test_h5_a_full_sink_says_so_and_asks_for_more_when_it_is_low() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect(rcvbuf=65_536)
         served = await started(router, client, chat())
         count = 0
@@ -408,7 +406,7 @@ async def test_h5_a_full_sink_says_so_and_asks_for_more_when_it_is_low() -> None
 async def test_h5_a_client_that_reads_nothing_is_cut_when_its_time_is_up() -> None:
     router = StubRouter()
     settings = ServerSettings(client_stall_ms=300)
-    async with running(router, settings, patience=PATIENT) as here:
+    async with running(router, settings) as here:
         client = await here.connect(rcvbuf=16_384)
         served = await started(router, client, chat())
         while served.text("x" * 8000) is Taken.MORE:
@@ -426,7 +424,7 @@ async def test_h5_a_client_that_reads_nothing_is_cut_when_its_time_is_up() -> No
 
 async def test_h5_a_stalled_client_gets_no_keepalives_on_top() -> None:
     router = router_with(keepalive_ms=20)
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect(rcvbuf=16_384)
         served = await started(router, client, chat())
         while served.text("x" * 8000) is Taken.MORE:
@@ -438,7 +436,7 @@ async def test_h5_a_stalled_client_gets_no_keepalives_on_top() -> None:
 
 async def test_h5_past_the_ceiling_the_client_is_cut() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect(rcvbuf=16_384)
         served = await started(router, client, chat())
         taken: Taken | Fault = Taken.MORE
@@ -453,7 +451,7 @@ async def test_h5_past_the_ceiling_the_client_is_cut() -> None:
 
 async def test_a_non_stream_reply_is_one_json_value() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(stream=False))
         served.text("Hel", "lo")
@@ -471,7 +469,7 @@ async def test_a_non_stream_reply_is_one_json_value() -> None:
 
 async def test_a5_a_reply_that_starts_over_keeps_nothing_of_the_first_try() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(stream=False))
         served.text("wrong")
@@ -487,7 +485,7 @@ async def test_a5_a_reply_that_starts_over_keeps_nothing_of_the_first_try() -> N
 
 async def test_a_large_reply_is_taken_whole() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(stream=False))
         for _ in range(30):
@@ -503,7 +501,7 @@ async def test_a_large_reply_is_taken_whole() -> None:
 @pytest.mark.parametrize("given", ["bad id", "x" * 129, "a/b", "a\tb", "é", 'a"b', ""])
 async def test_h3_an_unsafe_request_id_is_replaced(given: str) -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat(headers={"X-Request-Id": given}))
         served.finish()
@@ -515,7 +513,7 @@ async def test_h3_an_unsafe_request_id_is_replaced(given: str) -> None:
 
 async def test_h3_a_safe_request_id_is_kept_and_ours_is_told_beside_it() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(
             router, client, chat(headers={"X-Request-Id": "a-Z_0.9"})
@@ -532,7 +530,7 @@ async def test_h3_a_safe_request_id_is_kept_and_ours_is_told_beside_it() -> None
 
 async def test_a7_a_client_that_left_is_told_nothing_more() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         served = await started(router, client, chat())
         client.close()

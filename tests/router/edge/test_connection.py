@@ -8,14 +8,15 @@ import trio
 from trio.testing import MockClock
 
 from router.edge.sink import CEILING, HIGH
-from router.edge.site import Patience
 from router.errors import Fault, FaultKind, LocalError
 from router.messages import Finished
 from router.openai.reply import StreamEncoder
 from router.ports import Taken
 from router.settings import ServerSettings
 from tests.kit.edge import (
+    PATIENT,
     QUICK,
+    SWEPT,
     QuietLog,
     RawClient,
     RunningEdge,
@@ -26,8 +27,6 @@ from tests.kit.edge import (
 )
 from tests.kit.stub_router import StubRouter
 
-PATIENT = Patience()
-SWEPT = Patience(sweep_s=0.02)
 HEALTH = request("GET", "/healthz")
 
 
@@ -45,7 +44,7 @@ async def refused(client: RawClient, status: int) -> None:
 
 
 async def test_h1_a_connection_serves_one_request_after_another() -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         for _ in range(3):
             await client.send(HEALTH)
@@ -57,7 +56,7 @@ async def test_h1_a_connection_serves_one_request_after_another() -> None:
 
 async def test_h1_pipelined_requests_are_answered_in_order() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat(stream=False) + HEALTH + chat(stream=False) + HEALTH)
         first = await router.next()
@@ -78,7 +77,7 @@ async def test_h1_pipelined_requests_are_answered_in_order() -> None:
 
 async def test_h1_a_request_in_single_bytes_is_a_request() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         for byte in chat(stream=False):
             await client.send(bytes([byte]))
@@ -94,7 +93,7 @@ async def test_h1_a_chunked_body_is_a_body() -> None:
     head = request(
         "POST", "/v1/chat/completions", None, {"Transfer-Encoding": "chunked"}
     )
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(head)
         for piece in (body[:10], body[10:]):
@@ -109,7 +108,7 @@ async def test_h1_a_chunked_body_is_a_body() -> None:
 async def test_h1_http_1_0_keeps_alive_only_if_asked(keep: bool) -> None:
     headers = {"Connection": "keep-alive"} if keep else {}
     octets = request("GET", "/healthz", None, headers, "1.0")
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(octets)
         reply = await client.reply()
@@ -122,7 +121,7 @@ async def test_h1_http_1_0_keeps_alive_only_if_asked(keep: bool) -> None:
 
 
 async def test_h1_connection_close_is_done_and_said() -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(request("GET", "/healthz", headers={"Connection": "close"}))
         assert (await client.reply()).headers["connection"] == "close"
@@ -131,7 +130,7 @@ async def test_h1_connection_close_is_done_and_said() -> None:
 
 async def test_h4_a_probe_that_half_closes_still_gets_its_answer() -> None:
     """Only work costs a slot: what is answered at once is answered."""
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(HEALTH)
         client.fin()
@@ -141,7 +140,7 @@ async def test_h4_a_probe_that_half_closes_still_gets_its_answer() -> None:
 
 async def test_h4_a_request_that_came_with_its_fin_starts_no_work() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         # The first request holds the second back until the FIN is there too.
         await client.send(chat() + chat())
@@ -160,7 +159,7 @@ async def test_h1_expect_100_continue_is_answered_before_the_body() -> None:
     router = StubRouter()
     whole = chat(stream=False, headers={"Expect": "100-continue"})
     head, _, body = whole.partition(b"\r\n\r\n")
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(head + b"\r\n\r\n")
         assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -172,7 +171,7 @@ async def test_h1_expect_100_continue_is_answered_before_the_body() -> None:
 
 async def test_h1_a_body_that_came_along_needs_no_100() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat(stream=False, headers={"Expect": "100-continue"}))
         served = await router.next()
@@ -185,14 +184,14 @@ async def test_h1_who_waits_for_100_is_refused_without_his_body(
     path: str, status: int
 ) -> None:
     octets = request("POST", path, b"x" * 100, {"Expect": "100-continue"})
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(octets[:-100])
         await refused(client, status)
 
 
 async def test_h1_the_body_of_a_refused_request_is_read_and_dropped() -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(request("POST", "/nowhere", b"x" * 200_000) + HEALTH)
         assert (await client.reply()).status == 404
@@ -202,7 +201,7 @@ async def test_h1_the_body_of_a_refused_request_is_read_and_dropped() -> None:
 
 async def test_h1_a_declared_oversize_body_is_refused_before_it_is_read() -> None:
     settings = ServerSettings(body_max_bytes=1000)
-    async with running(StubRouter(), settings, patience=PATIENT) as here:
+    async with running(StubRouter(), settings) as here:
         client = await here.connect()
         await client.send(request("POST", "/v1/chat/completions", b"x" * 1001)[:-1001])
         reply = await client.reply()
@@ -212,7 +211,7 @@ async def test_h1_a_declared_oversize_body_is_refused_before_it_is_read() -> Non
 
 async def test_h1_a_client_that_sends_on_still_reads_its_413() -> None:
     settings = ServerSettings(body_max_bytes=1000)
-    async with running(StubRouter(), settings, patience=PATIENT) as here:
+    async with running(StubRouter(), settings) as here:
         client = await here.connect()
         await client.send(request("POST", "/v1/chat/completions", b"x" * 300_000))
         await refused(client, 413)
@@ -223,7 +222,7 @@ async def test_h1_a_chunked_body_is_cut_at_the_limit() -> None:
     head = request(
         "POST", "/v1/chat/completions", None, {"Transfer-Encoding": "chunked"}
     )
-    async with running(StubRouter(), settings, patience=PATIENT) as here:
+    async with running(StubRouter(), settings) as here:
         client = await here.connect()
         await client.send(head + b"3e9\r\n" + b"x" * 1001)
         await refused(client, 413)
@@ -232,7 +231,7 @@ async def test_h1_a_chunked_body_is_cut_at_the_limit() -> None:
 async def test_h1_all_bodies_together_are_bounded() -> None:
     settings = ServerSettings(bodies_max_bytes=1000)
     big = request("POST", "/v1/chat/completions", b"x" * 600)
-    async with running(StubRouter(), settings, patience=PATIENT) as here:
+    async with running(StubRouter(), settings) as here:
         first = await here.connect()
         await first.send(big[:-1])
         await until(lambda: here.edge.site.bodies_held == 599)
@@ -254,7 +253,7 @@ async def test_h1_a_chunked_body_counts_as_it_comes() -> None:
     head = request(
         "POST", "/v1/chat/completions", None, {"Transfer-Encoding": "chunked"}
     )
-    async with running(StubRouter(), settings, patience=PATIENT) as here:
+    async with running(StubRouter(), settings) as here:
         client = await here.connect()
         await client.send(head + b"258\r\n" + b"x" * 600 + b"\r\n")
         await until(lambda: here.edge.site.bodies_held == 600)
@@ -266,7 +265,7 @@ async def test_h1_a_chunked_body_counts_as_it_comes() -> None:
 
 async def test_h1_the_body_is_let_go_when_it_is_parsed() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         await router.next()
@@ -277,14 +276,14 @@ async def test_h1_the_body_is_let_go_when_it_is_parsed() -> None:
 
 
 async def test_h2_a_malformed_request_is_refused_in_the_openai_shape() -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\nx")
         await refused(client, 400)
 
 
 async def test_h2_whole_requests_before_a_malformed_one_get_their_replies() -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(HEALTH + b"NONSENSE\r\n\r\n")
         assert (await client.reply()).status == 200
@@ -296,7 +295,7 @@ async def test_h2_a_broken_chunk_ends_its_request_and_reaches_no_router() -> Non
     head = request(
         "POST", "/v1/chat/completions", None, {"Transfer-Encoding": "chunked"}
     )
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(head + b"2\r\n{}XX0\r\n\r\n")
         await refused(client, 400)
@@ -307,7 +306,7 @@ async def test_h2_a_broken_chunk_ends_its_request_and_reaches_no_router() -> Non
 
 
 async def test_h1_a_head_has_its_time_from_its_first_byte() -> None:
-    async with running(StubRouter()) as here:
+    async with running(StubRouter(), patience=QUICK) as here:
         client = await here.connect()
         await client.send(b"GET /healthz HTTP/1.1\r\n")
         began = trio.current_time()
@@ -316,7 +315,7 @@ async def test_h1_a_head_has_its_time_from_its_first_byte() -> None:
 
 
 async def test_h1_trickling_a_head_gains_no_time() -> None:
-    async with running(StubRouter()) as here:
+    async with running(StubRouter(), patience=QUICK) as here:
         client = await here.connect()
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -333,7 +332,7 @@ async def test_h1_trickling_a_head_gains_no_time() -> None:
 
 
 async def test_h1_a_body_must_go_on() -> None:
-    async with running(StubRouter()) as here:
+    async with running(StubRouter(), patience=QUICK) as here:
         client = await here.connect()
         await client.send(chat()[:-1])
         await refused(client, 408)
@@ -342,7 +341,7 @@ async def test_h1_a_body_must_go_on() -> None:
 
 
 async def test_h1_trickling_a_body_is_no_progress() -> None:
-    async with running(StubRouter()) as here:
+    async with running(StubRouter(), patience=QUICK) as here:
         client = await here.connect()
         await client.send(request("POST", "/v1/chat/completions", b"x" * 900)[:-900])
         began = trio.current_time()
@@ -362,7 +361,7 @@ async def test_h1_trickling_a_body_is_no_progress() -> None:
 async def test_h1_a_body_that_goes_on_slowly_is_taken() -> None:
     router = StubRouter()
     octets = chat(stream=False, pad="x" * 6000)
-    async with running(router) as here:
+    async with running(router, patience=QUICK) as here:
         client = await here.connect()
         began = trio.current_time()
         for at in range(0, len(octets), 1100):
@@ -375,7 +374,7 @@ async def test_h1_a_body_that_goes_on_slowly_is_taken() -> None:
 
 
 async def test_h1_an_idle_connection_is_closed_without_a_word() -> None:
-    async with running(StubRouter()) as here:
+    async with running(StubRouter(), patience=QUICK) as here:
         client = await here.connect()
         await client.send(HEALTH)
         assert (await client.reply()).status == 200
@@ -384,7 +383,7 @@ async def test_h1_an_idle_connection_is_closed_without_a_word() -> None:
 
 async def test_h1_a_request_that_is_served_has_no_clock_of_the_edge() -> None:
     router = StubRouter()
-    async with running(router) as here:
+    async with running(router, patience=QUICK) as here:
         client = await here.connect()
         await client.send(chat())
         served = await router.next()
@@ -396,7 +395,7 @@ async def test_h1_a_request_that_is_served_has_no_clock_of_the_edge() -> None:
 async def test_h1_a_router_that_was_stopped_reads_what_came_in_time(
     mock_clock: MockClock,
 ) -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         idle, slow = [await here.connect() for _ in range(2)], await here.connect()
         await slow.send(HEALTH[:-2])
         await trio.testing.wait_all_tasks_blocked()
@@ -416,7 +415,7 @@ async def test_h1_a_router_that_was_stopped_reads_what_came_in_time(
 async def test_h1_a_router_that_is_always_late_ends_idle_connections_all_the_same(
     mock_clock: MockClock,
 ) -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         for _ in range(2):
             await trio.testing.wait_all_tasks_blocked()
@@ -431,7 +430,7 @@ async def test_h5_pipelining_without_reading_is_pushed_back() -> None:
     router = StubRouter()
     router.models = {f"model-{n}-{'x' * 100}": "m" for n in range(1000)}
     models = request("GET", "/v1/models")
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(models * 50)
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -463,7 +462,7 @@ async def test_h5_who_is_cut_by_the_end_of_an_answer_keeps_no_connection(
 
     monkeypatch.setattr(StreamEncoder, "finish", long)
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         served = await router.next()
@@ -495,7 +494,7 @@ async def test_h5_who_reads_slowly_is_not_cut() -> None:
 async def test_l1_a_bug_before_the_reply_is_a_500_and_hits_one_client() -> None:
     router, log = StubRouter(), QuietLog()
     router.bug = ValueError("secret content")
-    async with running(router, patience=PATIENT, log=log) as here:
+    async with running(router, log=log) as here:
         other = await here.connect()
         await other.send(HEALTH)
         assert (await other.reply()).status == 200
@@ -513,7 +512,7 @@ async def test_l1_a_bug_before_the_reply_is_a_500_and_hits_one_client() -> None:
 
 async def test_l1_a_bug_after_the_head_is_an_error_frame_and_an_unclean_end() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         served = await router.next()
@@ -534,7 +533,7 @@ async def test_l1_a_bug_at_the_end_of_an_answer_is_an_error_frame_too(
 
     monkeypatch.setattr(StreamEncoder, "finish", broken)
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         served = await router.next()
@@ -551,7 +550,7 @@ async def test_l1_a_bug_at_the_end_of_an_answer_is_an_error_frame_too(
 async def test_b126_a_group_is_one_bug() -> None:
     router = StubRouter()
     router.bug = ExceptionGroup("", [ValueError(), ExceptionGroup("", [OSError()])])
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         await refused(client, 500)
@@ -565,7 +564,7 @@ async def test_l1_a_route_that_forgets_to_reply_is_a_bug() -> None:
         """Return without a word."""
 
     router.serve = forget  # type: ignore[method-assign]
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         await refused(client, 500)
@@ -579,7 +578,7 @@ async def test_l1_a_bug_anywhere_leaves_the_server_alive(place: str) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError(place)
 
-    async with running(router, patience=PATIENT, log=log) as here:
+    async with running(router, log=log) as here:
         good = await here.connect()
         await good.send(HEALTH)
         assert (await good.reply()).status == 200
@@ -605,7 +604,7 @@ async def test_l1_a_broken_invariant_ends_the_server() -> None:
     router.bug = LocalError("broken")
 
     async def serve_one() -> None:
-        async with running(router, patience=PATIENT) as here:
+        async with running(router) as here:
             client = await here.connect()
             await client.send(chat())
             await trio.sleep_forever()
@@ -622,7 +621,7 @@ async def test_l1_a_broken_invariant_met_while_parsing_is_one_clients() -> None:
         raise LocalError(model)
 
     router.resolve = broken  # type: ignore[method-assign]
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         assert (await client.reply()).status == 500
@@ -633,7 +632,7 @@ async def test_l1_a_broken_invariant_met_while_parsing_is_one_clients() -> None:
 
 async def test_b132_a_cancelled_server_closes_every_socket() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         idle = await here.connect()
         partial = await here.connect()
         await partial.send(b"GET / HT")
@@ -654,7 +653,7 @@ async def rest_is_end(here: RunningEdge, client: RawClient) -> None:
 
 async def test_the_same_over_a_unix_socket(tmp_path: Path) -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT, unix=tmp_path / "s") as here:
+    async with running(router, unix=tmp_path / "s") as here:
         client = await here.connect()
         await client.send(chat())
         served = await router.next()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-from router.edge.site import Patience
 from router.errors import Fault, FaultKind
 from router.messages import Delta, Kind, ToolPart, Usage
 from router.settings import RouterSettings, ServerSettings, Settings
@@ -17,7 +16,6 @@ from tests.kit.anthropic_events import Event, check_grammar, events_of
 from tests.kit.edge import RawClient, RawReply, events, request, running
 from tests.kit.stub_router import StubRequest, StubRouter
 
-PATIENT = Patience()
 LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "The worker was lost.")
 PATH = "/v1/messages"
 KEY = {"x-api-key": "sk-1"}
@@ -69,7 +67,7 @@ def names(octets: bytes) -> list[str]:
 @pytest.mark.parametrize("path", [PATH, "/llm/v1/messages", f"{PATH}?beta=true"])
 async def test_m3_a_stream_is_events_and_ends_whole(path: str) -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         work = await served(router, client, messages(path=path, model="alias"))
         work.text("He", "y")
@@ -87,7 +85,7 @@ async def test_m3_a_stream_is_events_and_ends_whole(path: str) -> None:
 
 async def test_m5_each_delta_leaves_at_once_as_one_chunk() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         work = await served(router, client)
         work.text("one")
@@ -107,7 +105,7 @@ async def test_m5_each_delta_leaves_at_once_as_one_chunk() -> None:
 async def test_m5_head_and_message_start_wait_for_the_first_delta() -> None:
     """So that what fails before it is a status, and moves unseen (O4, B11)."""
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         work = await served(router, client)
         work.fail(Fault(FaultKind.STALLED, "Stalled."))
@@ -119,7 +117,7 @@ async def test_m5_head_and_message_start_wait_for_the_first_delta() -> None:
 
 async def test_m5_pings_come_while_silent_and_never_before_message_start() -> None:
     router = router_with(commit_after_ms=30, keepalive_ms=20)
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         work = await served(router, client)
         await head_of(client)
@@ -135,7 +133,7 @@ async def test_m5_pings_come_while_silent_and_never_before_message_start() -> No
 
 async def test_b12_a_job_can_move_after_message_start_is_out() -> None:
     router = router_with(commit_after_ms=20, keepalive_ms=0)
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         work = await served(router, client)
         await head_of(client)
@@ -353,7 +351,7 @@ async def test_b80_arguments_that_are_no_object_are_a_typed_error() -> None:
 
 async def test_b80_a_stream_passes_them_on_as_they_are() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         work = await served(router, client)
         tool = ToolPart(0, "t1", "f")

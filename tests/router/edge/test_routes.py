@@ -4,18 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from router.edge.site import Patience
 from router.settings import ServerSettings
 from tests.kit.edge import RawClient, chat, request, running
 from tests.kit.stub_router import StubRouter
-
-PATIENT = Patience()
 
 
 async def test_o2_models_are_listed_and_described() -> None:
     router = StubRouter()
     router.models = {"m": "m", "org/model name": "m"}
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(request("GET", "/v1/models"))
         listed = (await client.reply()).json
@@ -39,7 +36,7 @@ async def test_o2_models_are_listed_and_described() -> None:
 
 @pytest.mark.parametrize("tail", ["none", "..%2F..%2Fslots", "m%00", "%FF", "m?x=1"])
 async def test_b119_a_model_is_only_ever_looked_up(tail: str) -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(request("GET", f"/v1/models/{tail}"))
         reply = await client.reply()
@@ -56,7 +53,7 @@ async def test_b119_a_model_is_only_ever_looked_up(tail: str) -> None:
 async def test_o5_a_path_that_is_not_there_is_404_in_the_openai_shape(
     path: str,
 ) -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(request("GET", path))
         reply = await client.reply()
@@ -78,7 +75,7 @@ async def test_o5_a_path_that_is_not_there_is_404_in_the_openai_shape(
 async def test_o5_a_wrong_method_is_405_and_says_what_is_right(
     method: str, path: str, allow: str
 ) -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(request(method, path))
         reply = await client.reply()
@@ -105,7 +102,7 @@ async def test_o5_only_json_is_read(media: str | None, status: int) -> None:
     octets = request(
         "POST", "/v1/chat/completions", None, head | {"Content-Length": "2"}
     )
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(octets + b"{}")
         assert (await client.reply()).status == status
@@ -114,7 +111,7 @@ async def test_o5_only_json_is_read(media: str | None, status: int) -> None:
 async def test_m1_every_prefix_serves_every_route() -> None:
     router = StubRouter()
     settings = ServerSettings(prefixes=("", "/llm", "/a/b/"))
-    async with running(router, settings, patience=PATIENT) as here:
+    async with running(router, settings) as here:
         client = await here.connect()
         for prefix in ("", "/llm", "/a/b"):
             for path in ("/v1/models", "/v1/models/m", "/healthz", "/readyz"):
@@ -129,7 +126,7 @@ async def test_m1_every_prefix_serves_every_route() -> None:
 
 async def test_d4_ready_means_that_a_worker_is() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         router.ready = False
         await client.send(request("GET", "/readyz") + request("GET", "/healthz"))
@@ -141,7 +138,7 @@ async def test_d4_ready_means_that_a_worker_is() -> None:
 
 
 async def test_head_is_get_without_its_body() -> None:
-    async with running(StubRouter(), patience=PATIENT) as here:
+    async with running(StubRouter()) as here:
         client = await here.connect()
         await client.send(request("GET", "/v1/models"))
         whole = await client.reply()
@@ -154,7 +151,7 @@ async def test_head_is_get_without_its_body() -> None:
 
 
 async def test_a_query_is_not_part_of_the_path(tmp_path: Path) -> None:
-    async with running(StubRouter(), patience=PATIENT, unix=tmp_path / "s") as here:
+    async with running(StubRouter(), unix=tmp_path / "s") as here:
         client: RawClient = await here.connect()
         await client.send(request("GET", "/v1/models?key=canary"))
         assert (await client.reply()).status == 200

@@ -15,11 +15,12 @@ import trio
 
 from router.edge.accept import Acceptor, Exhausted, tune
 from router.edge.server import client_edge, serve
-from router.edge.site import Patience, Site
+from router.edge.site import Site
 from router.errors import Fault, FaultKind
 from router.ports import Taken
 from router.settings import ServerSettings
 from tests.kit.edge import (
+    PATIENT,
     QUICK,
     QuietLog,
     RawClient,
@@ -31,7 +32,6 @@ from tests.kit.edge import (
 )
 from tests.kit.stub_router import StubRouter
 
-PATIENT = Patience()
 HEALTH = request("GET", "/healthz")
 
 
@@ -57,8 +57,8 @@ async def test_e2_serve_takes_listeners_of_the_caller_and_leaves_them_open(
 
 async def test_e3_two_edges_live_side_by_side() -> None:
     async with (
-        running(StubRouter(), patience=PATIENT) as one,
-        running(StubRouter(), patience=PATIENT) as two,
+        running(StubRouter()) as one,
+        running(StubRouter()) as two,
     ):
         for here in (one, two):
             client = await here.connect()
@@ -73,7 +73,7 @@ def open_descriptors() -> int:
 
 async def test_s2_descriptors_are_at_baseline_after_many_connections() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         before = open_descriptors()
         for _ in range(100):
             client = await RawClient.connect(here.listener)
@@ -89,7 +89,7 @@ async def test_s2_descriptors_are_at_baseline_after_many_connections() -> None:
 
 async def test_h6_beyond_connections_max_it_is_503_and_close() -> None:
     settings = ServerSettings(connections_max=2)
-    async with running(StubRouter(), settings, patience=PATIENT) as here:
+    async with running(StubRouter(), settings) as here:
         clients = [await here.connect() for _ in range(2)]
         for client in clients:
             await client.send(HEALTH)
@@ -130,7 +130,7 @@ def descriptors(spare: int) -> Iterator[None]:
 
 async def test_h6_without_descriptors_it_answers_503_and_recovers() -> None:
     log = QuietLog()
-    async with running(StubRouter(), patience=PATIENT, log=log) as here:
+    async with running(StubRouter(), log=log) as here:
         waiting = [socket.socket() for _ in range(40)]
         try:
             with descriptors(spare=5):
@@ -230,7 +230,7 @@ async def test_h6_a_health_probe_is_answered_out_of_the_reserve() -> None:
 
 async def test_d3_draining_says_not_ready_and_closes_behind_each_reply() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(request("GET", "/readyz"))
         assert (await client.reply()).status == 200
@@ -324,7 +324,7 @@ async def test_d3_nor_does_one_that_the_kernel_had_accepted_and_says_nothing() -
 
 async def test_b97_a_drained_stream_that_is_cut_gets_its_frame_and_an_end() -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(chat())
         served = await router.next()
@@ -346,7 +346,7 @@ async def test_h8_with_a_keys_file_clients_need_a_key_and_probes_do_not(
     path.write_text(hashlib.sha256(b"canary-key").hexdigest() + "\n")
     router, log = StubRouter(), QuietLog()
     settings = ServerSettings(api_keys_file=str(path))
-    async with running(router, settings, patience=PATIENT, log=log) as here:
+    async with running(router, settings, log=log) as here:
         client = await here.connect()
         for octets in (
             chat(),
@@ -375,7 +375,7 @@ async def test_h8_with_a_keys_file_clients_need_a_key_and_probes_do_not(
 
 async def test_h1_slow_senders_hold_nobody_up() -> None:
     router = StubRouter()
-    async with running(router) as here:
+    async with running(router, patience=QUICK) as here:
         drips = [await here.connect() for _ in range(60)]
         for i, client in enumerate(drips):
             octets = (b"GET /healthz HT", chat()[:-5], b"", b"\x16\x03\x01\x02")[i % 4]

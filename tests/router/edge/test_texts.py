@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from router.edge.site import Patience
 from router.errors import Fault, FaultKind
 from router.messages import Delta, Endpoint, Kind, Usage
 from router.settings import RouterSettings, Settings
 from tests.kit.edge import RawReply, events, request, running
 from tests.kit.stub_router import StubRouter
 
-PATIENT = Patience()
 VECTORS = '{"object":"list","data":[{"embedding":[0.5]}],"model":"own"}'
 
 
@@ -23,7 +21,7 @@ def asked(path: str, **fields: Any) -> bytes:
 @pytest.mark.parametrize("path", ["/v1/completions", "/llm/v1/completions"])
 async def test_o2_a_completion_streams_as_text(path: str) -> None:
     router = StubRouter()
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(asked(path, prompt="Once", stream=True))
         work = await router.next()
@@ -48,7 +46,7 @@ async def test_o4_a_silent_completion_has_its_head_and_no_empty_chunk() -> None:
     router = StubRouter(
         Settings(router=RouterSettings(commit_after_ms=20, keepalive_ms=20))
     )
-    async with running(router, patience=PATIENT) as here:
+    async with running(router) as here:
         client = await here.connect()
         await client.send(asked("/v1/completions", prompt="Once", stream=True))
         work = await router.next()
