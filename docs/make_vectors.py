@@ -57,7 +57,10 @@ MESSAGES: Final[dict[str, Message]] = {
         1, 4, "tool_call", "1}", frames.Tool(0, None, None)
     ),
     "text with logprobs": frames.RichDelta(1, 5, "text", "x", None, b'{"content":[]}'),
-    "piece": frames.Piece(1, 0, "[0.25,"),
+    "piece": frames.Piece(1, 0, 0, "[0.25,"),
+    "the rest of a long delta": frames.RichDelta(
+        1, 0, "document", "0.5]", None, None, 1
+    ),
     "finishing": frames.Finishing(1, 6, "stop"),
     "finished": frames.Finished(1, 6, "stop", frames.Tokens(12, 6, 4, None), "END"),
     "finished, no usage": frames.Finished(1, 6, "length"),

@@ -337,6 +337,8 @@ class RemoteSource:
             for delta in deltas:
                 self._hold(delta)
             return False
+        if self._passes_over(deltas):
+            return False
         phase = TRANSITIONS[self.phase].get(Event.DELTA)
         if phase is None:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker's messages came awry."))
@@ -372,18 +374,6 @@ class RemoteSource:
         self.pieces = None
         self._end.forget(self)
 
-    def joined(self, index: int, text: str) -> str:
-        """Put the pieces in front of *text*, if it is that of their delta.
-
-        Theirs is the next one to be handed over: not one that repeats, and not
-        one that has to wait behind others.
-        """
-        pieces = self.pieces
-        if pieces is None or index != self.count:
-            return text
-        self.pieces = None
-        return pieces.before(text)
-
     def recount(self, deltas: Sequence[Delta]) -> None:
         """Count *deltas*, which are about to be handed over.
 
@@ -404,8 +394,8 @@ class RemoteSource:
                 self.take(first)
                 continue
             batch = held.run_of(first)
-            for delta in batch if self.pieces is not None else ():
-                delta.text = self.joined(delta.index, delta.text)
+            if self._passes_over(batch):
+                continue
             self.recount(batch)
             self.deliver(self.assignment, batch)
         if self.since == inf and not held:
@@ -442,16 +432,35 @@ class RemoteSource:
                 self.delivery.progress(self.assignment)
 
     def _take_piece(self, piece: Piece) -> None:
-        if piece.index != self.count:
-            self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
-            return
         if self.pieces is None:
             self.pieces = Pieces()
-        if self.pieces.add(piece) > self.pieces_max:
+        own = piece.index, piece.place
+        expected = self.count, len(self.pieces)
+        if own < expected:
+            self._end.late += 1
+        elif own > expected:
+            self._miss()
+        elif self.pieces.add(piece) > self.pieces_max:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker's answer is too long."))
 
+    def _passes_over(self, deltas: Sequence[Delta]) -> bool:
+        """Find a plain delta in the place of one whose pieces came, and fail."""
+        if not self.pieces or max(delta.index for delta in deltas) < self.count:
+            return False
+        self._miss()
+        return True
+
+    def _miss(self) -> None:
+        self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
+
     def _take_rich(self, rich: RichDelta) -> None:
-        text = self.joined(rich.index, rich.text)
+        text = rich.text
+        if rich.index == self.count and (self.pieces or rich.pieces):
+            pieces, self.pieces = self.pieces or Pieces(), None
+            if len(pieces) != rich.pieces:
+                self._miss()
+                return
+            text = pieces.before(text)
         try:
             kind = Kind(rich.kind)
         except ValueError:
@@ -473,8 +482,8 @@ class RemoteSource:
         except ValueError:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker ended in an unknown way."))
             return False
-        if count != self.count or self.pieces is not None:
-            self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
+        if count != self.count or self.pieces:
+            self._miss()
             return False
         return True
 

@@ -254,13 +254,17 @@ class RichDelta(Message, tag=36):
     text: str
     tool: Tool | None = None
     logprobs: bytes | None = None
+    pieces: Number = 0
+    """How many of them came for it."""
 
 
 class Piece(Message, tag=37):
-    """Text that belongs before that of the next delta of its index."""
+    """Text that belongs before that of the next rich delta, whose index this is."""
 
     stream: Stream
     index: Number
+    place: Number
+    """Pieces of this delta before it: no text twice, and none left out (F3, F5)."""
     text: str
 
 

@@ -93,8 +93,11 @@ class Pieces:
         self._texts: list[str] = []
         self._cost = 0
 
+    def __len__(self) -> int:
+        return len(self._texts)
+
     def add(self, piece: Piece) -> int:
-        """Keep one more; give what all of them cost, in bytes of credit."""
+        """Keep the next one; give what all of them cost, in bytes of credit."""
         self._texts.append(piece.text)
         self._cost += cost_of(piece)
         return self._cost

@@ -290,8 +290,10 @@ class Inbound:
     def _queue(self, delta: Delta) -> None:
         """Send a delta that is not plain, too long, or beyond the credit."""
         text = delta.text
+        pieces = 0
         while len(text) > TEXT_MAX:
-            self._send(Piece(self.number, delta.index, text[:TEXT_MAX]))
+            self._send(Piece(self.number, delta.index, pieces, text[:TEXT_MAX]))
+            pieces += 1
             text = text[TEXT_MAX:]
         tool = delta.tool
         self._send(
@@ -302,6 +304,7 @@ class Inbound:
                 text,
                 None if tool is None else Tool(tool.index, tool.id, tool.name),
                 delta.logprobs,
+                pieces,
             )
         )
 

@@ -335,8 +335,7 @@ class RouterEnd:
             source.spent += DELTA_COST + (
                 len(text) if text.isascii() else len(text.encode())
             )
-            whole = source.joined(index, text) if source.pieces else text
-            deltas = [Delta(source.assignment, index, kinds[kind], whole)]
+            deltas = [Delta(source.assignment, index, kinds[kind], text)]
         if source is not None:
             self._deliver(source, deltas, now)
 
@@ -350,14 +349,13 @@ class RouterEnd:
     ) -> None:
         """Add one more delta to those of *source* that go together."""
         source.spent += DELTA_COST + len(text.encode())
-        whole = source.joined(index, text) if source.pieces else text
-        deltas.append(Delta(source.assignment, index, kind, whole))
+        deltas.append(Delta(source.assignment, index, kind, text))
 
     def _deliver(self, source: RemoteSource, deltas: list[Delta], now: float) -> None:
         """Hand *deltas* over; a bug of ours ends this attempt and no other (L1)."""
         try:
             if (
-                source.phase is _STREAMING and not source.paused
+                source.phase is _STREAMING and not source.paused and not source.pieces
             ) or source.begin_deltas(deltas, now):
                 source.last_byte_at = now
                 # See `RemoteSource.recount`; this is what it comes to when all is well.

@@ -447,6 +447,8 @@ def test_a_document_goes_in_pieces_as_credit_allows() -> None:
 
     assert [type(m) for m in found] == [Piece, Piece, RichDelta, frames.Finished]
     assert "".join(m.text for m in found[:3]) == document
+    assert [m.place for m in found[:2]] == [0, 1]
+    assert found[2].pieces == 2
 
 
 def test_a_finish_reason_is_told_once_with_the_count() -> None:

@@ -47,6 +47,7 @@ from workers.wire.frames import (
     Failed,
     Finishing,
     Hello,
+    Message,
     Observation,
     Offer,
     Part,
@@ -582,12 +583,12 @@ def test_p6_the_pieces_of_one_delta_are_bounded(piece: str) -> None:
     desk = Desk()
     source, delivery = streaming(desk)
     times = PIECES_MAX // (DELTA_COST + len(piece))
-    for _ in range(times):
-        desk.hear(Piece(1, 1, piece))
+    for place in range(times):
+        desk.hear(Piece(1, 1, place, piece))
     kept = source.pieces
     assert kept is not None
     assert (delivery.end, kept.before("")) == (None, piece * times)
-    desk.hear(Piece(1, 1, piece))
+    desk.hear(Piece(1, 1, times, piece))
 
     assert isinstance(delivery.end, Fault)
     assert delivery.end.kind is FaultKind.PROTOCOL
@@ -599,7 +600,7 @@ def test_p6_pieces_that_were_handed_over_count_no_more() -> None:
     _, delivery = streaming(desk)
     half = "x" * (PIECES_MAX // 2)
     for index in range(1, 6):
-        desk.hear(Piece(1, index, half), text(1, index, ""))
+        desk.hear(Piece(1, index, 0, half), RichDelta(1, index, "text", "", pieces=1))
     desk.hear(finished(1, 6))
 
     assert isinstance(delivery.end, Finished)
@@ -609,8 +610,8 @@ def test_p6_the_document_of_an_embedding_may_be_longer() -> None:
     desk = Desk()
     source, delivery = desk.offer(1, attrs.evolve(JOB, endpoint=Endpoint.EMBEDDINGS))
     desk.hear(Accepted(1))
-    for _ in range(10):
-        desk.hear(Piece(1, 0, "x" * (PIECES_MAX // 2)))
+    for place in range(10):
+        desk.hear(Piece(1, 0, place, "x" * (PIECES_MAX // 2)))
 
     assert delivery.end is None
     assert source.pieces_max > DOCUMENT_MAX
@@ -624,31 +625,23 @@ def test_a_document_in_pieces_comes_as_one_delta() -> None:
     assert offer.credit > WINDOW
     desk.hear(
         Accepted(1),
-        Piece(1, 0, "[1,"),
-        Piece(1, 0, "2,"),
-        RichDelta(1, 0, "document", "3]"),
+        Piece(1, 0, 0, "[1,"),
+        Piece(1, 0, 1, "2,"),
+        RichDelta(1, 0, "document", "3]", pieces=2),
         finished(1, 1),
     )
 
     assert [(d.kind, d.text) for d in delivery.taken] == [(Kind.DOCUMENT, "[1,2,3]")]
 
 
-def test_pieces_go_before_a_plain_delta_too() -> None:
-    desk = Desk()
-    _, delivery = streaming(desk)
-    desk.hear(Piece(1, 1, "long "), text(1, 1, "text"), finished(1, 2))
-
-    assert delivery.text == "along text"
-
-
-@pytest.mark.parametrize("rich", [False, True])
-def test_f1_pieces_that_were_held_go_before_their_own_delta(rich: bool) -> None:
+def test_f1_pieces_that_were_held_go_before_their_own_delta() -> None:
     desk = Desk()
     source, delivery = streaming(desk)
     source.pause()
-    last = RichDelta(1, 1, "text", "C") if rich else text(1, 1, "C")
-    desk.hear(Piece(1, 1, "B"), last, RichDelta(1, 2, "text", "E"), text(1, 3, "F"))
-    desk.hear(Piece(1, 4, "G"), text(1, 4, "H"), finished(1, 5))
+    desk.hear(Piece(1, 1, 0, "B"), RichDelta(1, 1, "text", "C", pieces=1))
+    desk.hear(RichDelta(1, 2, "text", "E"), text(1, 3, "F"))
+    desk.hear(Piece(1, 4, 0, "G"), RichDelta(1, 4, "text", "H", pieces=1))
+    desk.hear(finished(1, 5))
     source.resume()
 
     assert delivery.text == "aBCEFGH"
@@ -658,44 +651,73 @@ def test_f1_pieces_that_were_held_go_before_their_own_delta(rich: bool) -> None:
 def test_f1_a_pause_behind_a_piece_leaves_it_before_its_own_delta() -> None:
     desk = Desk()
     source, delivery = streaming(desk)
-    desk.hear(Piece(1, 1, "B"))
+    desk.hear(Piece(1, 1, 0, "B"))
     source.pause()
-    desk.hear(RichDelta(1, 1, "text", "C"), text(1, 2, "D"), finished(1, 3))
+    desk.hear(RichDelta(1, 1, "text", "C", pieces=1), text(1, 2, "D"), finished(1, 3))
     source.resume()
 
     assert delivery.text == "aBCD"
 
 
-def test_f1_a_repeat_takes_no_piece_along() -> None:
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("repeat", [text(1, 0, "a"), RichDelta(1, 0, "text", "a")])
+def test_f1_a_repeat_takes_no_piece_along(repeat: Message, paused: bool) -> None:
     desk = Desk()
-    _, delivery = streaming(desk)
-    desk.hear(Piece(1, 1, "B"), text(1, 0, "a"), text(1, 1, "C"), finished(1, 2))
+    source, delivery = streaming(desk)
+    if paused:
+        source.pause()
+    last = RichDelta(1, 1, "text", "C", pieces=1)
+    desk.hear(Piece(1, 1, 0, "B"), repeat, last, finished(1, 2))
+    source.resume()
 
     assert [(d.index, d.text) for d in delivery.taken if d.index] == [(1, "BC")]
 
 
 @pytest.mark.parametrize("paused", [False, True])
-@pytest.mark.parametrize("index", [0, 2])
-def test_f5_a_piece_of_another_delta_than_the_next_ends_the_attempt(
-    index: int, paused: bool
+def test_f3_a_piece_that_repeats_is_counted_and_left_aside(paused: bool) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    if paused:
+        source.pause()
+    b, c, d = Piece(1, 1, 0, "B"), Piece(1, 1, 1, "C"), Piece(1, 0, 0, "a")
+    last = RichDelta(1, 1, "text", "D", pieces=2)
+    desk.hear(d, b, b, c, b, c, last, b, d, finished(1, 2))
+    source.resume()
+
+    assert delivery.text == "aBCD"
+    assert isinstance(delivery.end, Finished)
+    assert desk.end.late == 6
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize(
+    "gap",
+    [
+        [Piece(1, 2, 0, "x")],
+        [Piece(1, 1, 1, "x")],
+        [Piece(1, 1, 0, "x"), Piece(1, 1, 2, "x")],
+        [Piece(1, 1, 0, "x"), RichDelta(1, 1, "text", "x", pieces=2)],
+        [Piece(1, 1, 0, "x"), RichDelta(1, 1, "text", "x")],
+        [RichDelta(1, 1, "text", "x", pieces=1)],
+        [Piece(1, 1, 0, "x"), text(1, 1, "x")],
+        [Piece(1, 1, 0, "x"), Deltas([(1, 0, 0, "a"), (1, 1, 0, "x")])],
+        [Piece(1, 1, 0, "x"), finished(1, 1)],
+    ],
+)
+def test_f5_a_piece_that_was_left_out_ends_the_attempt(
+    gap: list[Message], paused: bool
 ) -> None:
     desk = Desk()
     source, delivery = streaming(desk)
     if paused:
         source.pause()
-    desk.hear(Piece(1, index, "B"))
+    desk.hear(*gap, text(1, 2, "x"))
     source.resume()
 
     assert isinstance(delivery.end, Fault)
     assert delivery.end.kind is FaultKind.PROTOCOL
-
-
-def test_an_end_with_a_piece_left_over_is_a_gap() -> None:
-    desk = Desk()
-    _, delivery = streaming(desk)
-    desk.hear(Piece(1, 1, "half"), finished(1, 1))
-
-    assert isinstance(delivery.end, Fault)
+    assert delivery.text == "a"
+    assert desk.sent()[-1] == Cancel(1)
 
 
 @pytest.mark.parametrize(

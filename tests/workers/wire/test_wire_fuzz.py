@@ -49,7 +49,7 @@ FROM_AGENT: list[Message] = [
     Waiting(1, "busy"),
     Deltas([(1, 0, 0, "a"), (1, 1, 1, "b"), (2, 0, 0, "é")]),
     RichDelta(1, 2, "tool_call", "{}", Tool(0, "id", "f"), b"[]"),
-    frames.Piece(1, 3, "piece"),
+    frames.Piece(1, 3, 0, "piece"),
     frames.Finishing(1, 3, "stop"),
     frames.Finished(1, 3, "stop", frames.Tokens(1, 2, None, None), "END"),
     frames.Failed(2, "stalled", "words", 500, b"body", "t", 5, "p", "c"),
