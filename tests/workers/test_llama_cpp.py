@@ -53,7 +53,7 @@ def test_it_ends_when_its_parents_pipe_closes() -> None:
         assert llama.process.stdin is not None
         llama.process.stdin.close()
 
-        assert llama.process.wait(1) == 0
+        assert llama.process.wait(5) == 0
 
 
 @pytest.mark.real
@@ -74,8 +74,8 @@ def test_it_ends_at_once_on_sigterm_also_in_mid_stream() -> None:
         start = time.perf_counter()
         llama.process.terminate()
 
-        assert llama.process.wait(1) == -signal.SIGTERM
-        assert time.perf_counter() - start < 0.5
+        assert llama.process.wait(5) == -signal.SIGTERM
+        assert time.perf_counter() - start < 3
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
 

@@ -494,7 +494,11 @@ async def routed(*doors: Doorway, **waits: int) -> AsyncIterator[Router]:
 
 
 async def test_a2_a_silent_agent_is_sent_a_cancel_before_the_job_moves() -> None:
-    async with doorway() as d0, doorway() as d1, routed(d0, d1) as router:
+    async with (
+        doorway() as d0,
+        doorway() as d1,
+        routed(d0, d1, connect_ms=5_000) as router,
+    ):
         peers = [await d0.open(), await d1.open()]
         await until(lambda: all(m.serving for m in router.fleet.members.values()))
         async with trio.open_nursery() as nursery:
@@ -503,7 +507,7 @@ async def test_a2_a_silent_agent_is_sent_a_cancel_before_the_job_moves() -> None
             offer = await first.expect(Offer)
             began = trio.current_time()
             assert (await first.expect(Cancel)).stream == offer.stream
-            assert 0.05 < trio.current_time() - began < 0.35
+            assert 0.05 < trio.current_time() - began < 4
             again = await second.expect(Offer)
             assert (again.request, again.attempt) == (offer.request, 2)
             await first.send(Accepted(offer.stream))

@@ -85,7 +85,7 @@ async def test_p5_a_reset_is_noticed_at_once_at_both_ends() -> None:
             s.proxy.reset()
         assert fault == [FaultKind.STREAM_CLOSED_EARLY]
         await until(lambda: s.agent.engines[0].live == 0)
-        assert trio.current_time() - began < 0.5
+        assert trio.current_time() - began < 2
         await until(lambda: s.router.ready)
 
 

@@ -311,7 +311,7 @@ async def test_h1_a_head_has_its_time_from_its_first_byte() -> None:
         await client.send(b"GET /healthz HTTP/1.1\r\n")
         began = trio.current_time()
         await refused(client, 408)
-        assert QUICK.head_s * 0.9 < trio.current_time() - began < QUICK.head_s + 0.3
+        assert QUICK.head_s * 0.9 < trio.current_time() - began < QUICK.head_s + 2
 
 
 async def test_h1_trickling_a_head_gains_no_time() -> None:
@@ -328,7 +328,7 @@ async def test_h1_trickling_a_head_gains_no_time() -> None:
             nursery.start_soon(trickle)
             assert (await client.reply()).status == 408
             nursery.cancel_scope.cancel()
-        assert trio.current_time() - began < QUICK.head_s + 0.3
+        assert trio.current_time() - began < QUICK.head_s + 2
 
 
 async def test_h1_a_body_must_go_on() -> None:
@@ -355,7 +355,7 @@ async def test_h1_trickling_a_body_is_no_progress() -> None:
             nursery.start_soon(trickle)
             assert (await client.reply()).status == 408
             nursery.cancel_scope.cancel()
-        assert trio.current_time() - began < QUICK.body_s + 0.3
+        assert trio.current_time() - began < QUICK.body_s + 2
 
 
 async def test_h1_a_body_that_goes_on_slowly_is_taken() -> None:
