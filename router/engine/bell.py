@@ -46,7 +46,7 @@ class Bell:
             return
         if await self._past(deadline):
             now = trio.current_time()
-            if now > deadline + LATE_S:
+            if now > deadline + LATE_S and not self._rung:
                 await self._past(now + LATE_S)
 
     async def _past(self, deadline: float) -> bool:

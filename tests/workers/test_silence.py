@@ -67,6 +67,11 @@ async def ended(router: Router) -> tuple[FaultKind, float]:
     return receiver.fault.kind, trio.current_time() - start
 
 
+def lasted(took: float, seconds: float) -> bool:
+    """Never less; and more by a poll, or by what a machine pauses."""
+    return seconds * 0.95 < took < seconds + 2
+
+
 @pytest.mark.parametrize(
     ("kind", "script", "shows", "becomes"),
     [
@@ -98,7 +103,7 @@ async def test_w8_each_engine_is_judged_by_its_own_probe(
         fault, took = await ended(router)
 
         assert fault is becomes
-        assert took == pytest.approx(SECONDS[becomes], abs=0.25)
+        assert lasted(took, SECONDS[becomes])
 
 
 async def test_w8_a_vllm_head_is_no_answer_and_its_first_frame_is() -> None:
@@ -109,5 +114,5 @@ async def test_w8_a_vllm_head_is_no_answer_and_its_first_frame_is() -> None:
         fault, took = await ended(router)
 
         assert fault is FaultKind.STALLED
-        assert took == pytest.approx(0.8, abs=0.25)
+        assert lasted(took, 0.8)
         assert router.tally.waits == {}
