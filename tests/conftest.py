@@ -1,8 +1,14 @@
 """Hypothesis profiles: ``fast`` for every run, ``deep`` where FENCEPOST_DEEP asks."""
 
+import signal
+
 import hypothesis
 
 from tests.kit.deep import size
+
+# In the background of a script a shell has us ignore SIGINT, and all our children,
+# some of which are to end by it, would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Fast runs are the same on every machine; deep ones look for what is new.
 hypothesis.settings.register_profile(

@@ -407,8 +407,9 @@ async def test_d1_status_watches_until_interrupted(
                 while text.count(b"w0") < 2:
                     text += await shown.receive_some(65_536)
             watch.send_signal(signal.SIGINT)
-            assert await said.receive_some(4096) == b""
-        assert await watch.wait() == 0
+            with trio.fail_after(10):
+                assert await said.receive_some(4096) == b""
+                assert await watch.wait() == 0
 
 
 async def test_d1_drain_and_undrain_steer_a_worker(tmp_path: Path) -> None:
