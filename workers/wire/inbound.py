@@ -112,11 +112,13 @@ class Inbound:
     """An assignment that some router has offered.
 
     Invariants: ``next_index`` counts the deltas that were emitted or wait here;
-    ``backlog`` is empty while ``spent`` is below ``credit``.
+    ``backlog`` is empty while ``spent`` is below ``credit``. A delta in it becomes
+    messages when they may go: a document of 60 MiB is never cut all at once.
     """
 
     __slots__ = (
         "_backlog",
+        "_cut_at",
         "_end",
         "_outbox",
         "_put_delta",
@@ -147,7 +149,9 @@ class Inbound:
         self._end = end
         self._outbox = end.outbox
         self._put_delta = end.outbox.put_delta
-        self._backlog: deque[Message] = deque()
+        self._backlog: deque[Delta | Message] = deque()
+        #: Characters of its first delta that went in pieces.
+        self._cut_at = 0
 
     @property
     def number(self) -> int:
@@ -212,7 +216,7 @@ class Inbound:
                 or self._backlog
                 or self.spent >= self.credit
             ):
-                self._queue(delta)
+                self._send(delta)
                 continue
             cost = DELTA_COST + (len(text) if text.isascii() else len(text.encode()))
             self.spent += cost
@@ -241,7 +245,7 @@ class Inbound:
     def fail(self, fault: Fault) -> None:
         """The attempt is over without its end; what waits for credit is dropped."""
         self._fire(Event.FAIL)
-        self._backlog.clear()
+        self._drop()
         self._last(failed_of(self.number, fault))
 
     def counted(self, tokens: int | None) -> None:
@@ -255,7 +259,7 @@ class Inbound:
     def cancel(self) -> None:
         """The router wants it no more: nothing is emitted from here on."""
         self._fire(Event.CANCEL)
-        self._backlog.clear()
+        self._drop()
         self.octets.clear()
         self._end.over(self, None)
 
@@ -287,30 +291,12 @@ class Inbound:
                 f"{event.value} while {self.state.value}"
             ) from None
 
-    def _queue(self, delta: Delta) -> None:
-        """Send a delta that is not plain, too long, or beyond the credit."""
-        text = delta.text
-        pieces = 0
-        while len(text) > TEXT_MAX:
-            self._send(Piece(self.number, delta.index, pieces, text[:TEXT_MAX]))
-            pieces += 1
-            text = text[TEXT_MAX:]
-        tool = delta.tool
-        self._send(
-            RichDelta(
-                self.number,
-                delta.index,
-                delta.kind.value,
-                text,
-                None if tool is None else Tool(tool.index, tool.id, tool.name),
-                delta.logprobs,
-                pieces,
-            )
-        )
+    def _send(self, what: Delta | Message) -> None:
+        """Send what belongs behind the deltas so far.
 
-    def _send(self, message: Message) -> None:
-        """Send what belongs behind the deltas so far."""
-        self._backlog.append(message)
+        A delta comes here that is not plain, too long, or beyond the credit.
+        """
+        self._backlog.append(what)
         self._flush()
 
     def _last(self, message: Message) -> None:
@@ -320,16 +306,44 @@ class Inbound:
         if self._backlog:
             self._end.lingers(self)
 
+    def _drop(self) -> None:
+        """What waits for credit is not wanted any more."""
+        self._backlog.clear()
+        self._cut_at = 0
+
     def _flush(self) -> None:
         backlog = self._backlog
         message: Message | None = None
         while backlog:
-            message = backlog[0]
-            if isinstance(message, RichDelta | Piece):
+            first = backlog[0]
+            if isinstance(first, Delta):
                 if self.spent >= self.credit:
                     return
+                message = self._cut(first)
                 self.spent += cost_of(message)
-            backlog.popleft()
+            else:
+                message = first
+            if not self._cut_at:
+                backlog.popleft()
             self._outbox.put(message)
         if self.state is _ENDED:
             self._end.over(self, message)
+
+    def _cut(self, delta: Delta) -> Piece | RichDelta:
+        """Give what goes next of *delta*: one piece, or all that is left of it."""
+        at = self._cut_at
+        place, text = at // TEXT_MAX, delta.text[at : at + TEXT_MAX]
+        if at + TEXT_MAX < len(delta.text):
+            self._cut_at = at + TEXT_MAX
+            return Piece(self.number, delta.index, place, text)
+        self._cut_at = 0
+        tool = delta.tool
+        return RichDelta(
+            self.number,
+            delta.index,
+            delta.kind.value,
+            text,
+            None if tool is None else Tool(tool.index, tool.id, tool.name),
+            delta.logprobs,
+            place,
+        )

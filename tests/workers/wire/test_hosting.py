@@ -1,6 +1,7 @@
 """The agent's end of an open wire (P2, P3, P5, P6, F8)."""
 
 import tracemalloc
+from typing import SupportsIndex
 
 import attrs
 import pytest
@@ -451,6 +452,34 @@ def test_a_document_goes_in_pieces_as_credit_allows() -> None:
     assert found[2].pieces == 2
 
 
+class Counting(str):  # noqa: SLOT000 - a text that has an attribute
+    """A text that counts the characters that are copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        part = super().__getitem__(key)
+        self.copied += len(part)
+        return part
+
+
+def test_p6_a_document_is_cut_as_its_credit_allows_and_copied_once() -> None:
+    desk = Counter()
+    inbound = desk.take_on(1, credit=1)
+    document = Counting("x" * (64 * TEXT_MAX))
+    inbound.deltas([delta(0, document, Kind.DOCUMENT)])
+    assert document.copied == TEXT_MAX
+    desk.hear(Credit(1, 4 * TEXT_MAX))
+    assert document.copied == 4 * TEXT_MAX
+    desk.hear(Credit(1, 10**9))
+    assert document.copied == len(document)
+
+    *pieces, last = desk.sent()
+    assert "".join(m.text for m in (*pieces, last)) == document
+    assert [m.place for m in pieces] == list(range(63))
+    assert last.pieces == 63
+
+
 def test_a_finish_reason_is_told_once_with_the_count() -> None:
     desk = Counter()
     inbound = desk.take_on(1)
@@ -478,6 +507,16 @@ def test_a_failure_drops_what_waits_for_credit() -> None:
     assert step == Deltas([(1, 0, 0, "x")])
     assert (failed.kind, failed.status) == ("stream_closed_early", 502)
     assert len(failed.body) == 64 * 1024
+
+
+def test_a_failure_in_the_middle_of_a_document_is_told() -> None:
+    desk = Counter()
+    inbound = desk.take_on(1, credit=1)
+    inbound.deltas([delta(0, "x" * (3 * TEXT_MAX), Kind.DOCUMENT)])
+    inbound.fail(Fault(FaultKind.STREAM_CLOSED_EARLY, "broke"))
+
+    assert [type(m) for m in desk.sent()] == [Piece, Failed]
+    assert desk.end.inbounds == {}
 
 
 @pytest.mark.parametrize(
