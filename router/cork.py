@@ -20,13 +20,13 @@ class Corked(Protocol):
         """Send what was kept. The turn is over: what follows goes out at once."""
 
     def crash(self) -> None:
-        """End, for a bug in ``uncork``. Never raises."""
+        """End, for a bug in ``uncork``."""
 
 
 class Cork:
     """The turns of all workers of one router; one at a time, as they never wait."""
 
-    __slots__ = ("_keepers", "_on_bug", "held", "keep", "now")
+    __slots__ = ("_keepers", "held", "keep", "now", "on_bug")
 
     def __init__(self, on_bug: Callable[[str, Exception], None]) -> None:
         """*on_bug*: told of an exception in one client's chain, by its place."""
@@ -37,7 +37,8 @@ class Cork:
         self._keepers: list[Corked] = []
         #: Has somebody uncorked at the end of this turn; to be called once a turn.
         self.keep: Callable[[Corked], None] = self._keepers.append
-        self._on_bug = on_bug
+        #: Told of what was kept to one client, or to one connection (L1).
+        self.on_bug = on_bug
 
     def hold(self, now: float) -> None:
         """Begin a turn at *now*; ``release`` must follow, whatever happens."""
@@ -60,5 +61,14 @@ class Cork:
             except LocalError:
                 raise
             except Exception as bug:  # noqa: BLE001 - one client's bug is its own (L1)
-                self._on_bug("cork", bug)
-                keeper.crash()
+                self.on_bug("cork", bug)
+                self._crash(keeper)
+
+    def _crash(self, keeper: Corked) -> None:
+        """End *keeper*; those behind it are still to be sent for."""
+        try:
+            keeper.crash()
+        except LocalError:
+            raise
+        except Exception as worse:  # noqa: BLE001 - a bug in telling of a bug
+            self.on_bug("cork.crash", worse)

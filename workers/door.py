@@ -7,6 +7,7 @@ them, so that nobody fills the house, or bars it, by standing in the door (H6).
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import attrs
@@ -15,7 +16,7 @@ import trio
 from router.cork import Cork
 from router.errors import EXHAUSTED
 from workers.access import Access
-from workers.link import Link
+from workers.link import Link, contain
 from workers.transport import PlainTransport, TlsTransport, Transport
 from workers.wire.frames import Reason, WireError
 from workers.wire.opening import Role
@@ -127,14 +128,24 @@ class Door:
     async def _take_in(self, sock: socket.socket, whence: str) -> None:
         self.guests += 1
         try:
-            tls = self.access.inward
-            transport: Transport = (
-                PlainTransport.accepted(sock)
-                if tls is None
-                else TlsTransport.accepted(sock, tls)
-            )
             await self.host(
-                Link(transport, self.access.passport, self.cork, whence=whence)
+                Link(
+                    self._transport(sock),
+                    self.access.passport,
+                    self.cork,
+                    whence=whence,
+                )
             )
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            contain(raised, self.cork)
         finally:
             self.guests -= 1
+            # Where there was no link yet to do it.
+            with suppress(OSError):
+                sock.close()
+
+    def _transport(self, sock: socket.socket) -> Transport:
+        tls = self.access.inward
+        if tls is None:
+            return PlainTransport.accepted(sock)
+        return TlsTransport.accepted(sock, tls)

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import trio
 
+from router.blame import sort_out
 from router.cork import Cork
 from workers.poll import WRITE
 from workers.transport import Transport
@@ -45,6 +46,7 @@ PARTING_MAX: Final = 1024 * 1024
 
 #: Closing without a word.
 CLOSED: Final = "The connection ended."
+BUG: Final = "a bug at this end"
 UNHEARD: Final = "it closed before it said anything: perhaps one end uses TLS alone"
 _UNSAID: Final = frozenset({Reason.LOST, Reason.TOO_MANY})
 
@@ -106,6 +108,7 @@ class Link:
 
         Raises:
             WireError: there is nobody to speak to; ``part`` says so.
+            LocalError: an invariant is broken (L1).
         """
         try:
             with trio.fail_after(OPENING_S):
@@ -119,17 +122,23 @@ class Link:
             raise self._unmet(lost(error)) from None
         except WireError as why:
             raise self._unmet(why) from None
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            raise contain(raised, self._cork) from None
 
     async def carry(self, end: End) -> WireError:
         """Move bytes between the socket and *end* until that is over.
 
-        Gives the reason. A checkpoint. Cancelled: ``part`` is next.
+        Gives the reason. A checkpoint. Cancelled: ``part`` is next. A bug in what
+        *end* does is this connection's end, and no other's (L1).
         """
         self._end = end
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write)
-            why = await self._read()
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write)
+                why = await self._read()
+                nursery.cancel_scope.cancel()
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            why = contain(raised, self._cork)
         return why
 
     async def part(self, why: WireError | None) -> None:
@@ -167,7 +176,7 @@ class Link:
     def crash(self) -> None:
         """End for a bug in what the outbox called. See `Corked`."""
         self._kept = False
-        self.stop(WireError(Reason.INTERNAL, "a bug at this end"))
+        self.stop(WireError(Reason.INTERNAL, BUG))
 
     def flush(self) -> bool:
         """Write what the outbox holds; True: the kernel has all of it.
@@ -360,6 +369,22 @@ def _untaken(number: int) -> int:
         # A broken stream, which its reader finds.
         return 0
     return int.from_bytes(octets, sys.byteorder)
+
+
+def contain(
+    raised: BaseException, cork: Cork, where: str = "workers.link"
+) -> WireError:
+    """Keep a bug of ours to one connection, and make the reason of its end (L1).
+
+    Raises:
+        BaseException: what is not one connection's: a broken invariant, a cancel.
+    """
+    bug, rest = sort_out(raised)
+    if bug is not None:
+        cork.on_bug(where, bug)
+    if rest is not None:
+        raise rest
+    return WireError(Reason.INTERNAL, BUG)
 
 
 def lost(error: OSError) -> WireError:

@@ -21,7 +21,7 @@ from router.openai.upstream import unsupported
 from router.ports import Delivery
 from router.tally import Tally
 from workers.access import Access
-from workers.link import Link
+from workers.link import Link, contain
 from workers.site import Resolver, Site
 from workers.transport import PlainTransport, TlsTransport
 from workers.wire.attempt import RemoteSource
@@ -366,6 +366,8 @@ class RemoteWorker:
             self._note(why)
             self._last = _why(why)
             self.told(self._last)
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            said = contain(raised, self._cork)
         finally:
             if link is not None:
                 await link.part(said)

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from router.edge.blame import sort_out
+from router.blame import sort_out
 from router.edge.dialect import dialect_of
 from router.edge.exchange import (
     INTERNAL_FAULT,

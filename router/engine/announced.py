@@ -14,7 +14,7 @@ import trio
 from router.engine.router import Router
 from router.ids import WorkerId
 from workers.door import Door
-from workers.link import Link
+from workers.link import Link, contain
 from workers.remote import RemoteWorker
 from workers.wire.frames import Reason, WireError
 from workers.wire.opening import ByeHeard, Role
@@ -74,6 +74,8 @@ class Greeter:
             self._door.tell(link, why)
             who = "heard" if isinstance(why, ByeHeard) else "said"
             self._router.tally.wire[who, why.reason.value] += 1
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            why = contain(raised, self._router.cork)
         finally:
             await link.part(why)
 

@@ -14,6 +14,7 @@ class Keeper:
         self.told = told
         self.name = name
         self.bug: Exception | None = None
+        self.crash_bug: Exception | None = None
 
     def uncork(self) -> None:
         self.told.append(f"{self.name} uncorked")
@@ -22,6 +23,8 @@ class Keeper:
 
     def crash(self) -> None:
         self.told.append(f"{self.name} crashed")
+        if self.crash_bug is not None:
+            raise self.crash_bug
 
 
 class Rig:
@@ -100,3 +103,17 @@ def test_a_turn_within_a_turn_sends_what_both_kept() -> None:
 
     rig.cork.release()
     assert len(rig.told) == 2
+
+
+def test_l1_a_bug_in_ending_one_leaves_nobody_behind_it_waiting() -> None:
+    rig = Rig()
+    rig.cork.hold(0.0)
+    bad = rig.keeper("a")
+    bad.bug = ValueError("uncork")
+    bad.crash_bug = ValueError("crash")
+    rig.keeper("b")
+
+    rig.cork.release()
+
+    assert rig.told == ["a uncorked", "a crashed", "b uncorked"]
+    assert [place for place, _ in rig.bugs] == ["cork", "cork.crash"]

@@ -20,9 +20,10 @@ from router.errors import LocalError, RequestFailed
 from router.messages import Job
 from workers.access import Access
 from workers.agent.calls import Call
-from workers.agent.visit import Visit
+from workers.agent.receiver import WireReceiver
+from workers.agent.visit import BUG, Visit
 from workers.door import Door
-from workers.link import Link, lost
+from workers.link import Link, contain, lost
 from workers.shares import Guest, Shares
 from workers.site import Resolver, Site
 from workers.transport import PlainTransport, TlsTransport, Transport
@@ -83,7 +84,7 @@ class Agent:
         self._counts = 0
         self._news = trio.Event()
         self._drains = trio.Event()
-        self._begun: deque[Flight] = deque()
+        self._begun: deque[tuple[Flight, WireReceiver]] = deque()
         self._starts = trio.Event()
 
     async def serve(
@@ -112,7 +113,7 @@ class Agent:
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
-                for flight in self._begun:
+                for flight, _ in self._begun:
                     flight.retire()
 
     # ---- steering ----
@@ -181,9 +182,9 @@ class Agent:
         """See ``visit.House``."""
         self._news.set()
 
-    def run(self, flight: Flight) -> None:
+    def run(self, flight: Flight, receiver: WireReceiver) -> None:
         """See ``visit.House``."""
-        self._begun.append(flight)
+        self._begun.append((flight, receiver))
         self._starts.set()
 
     def count(self, inbound: Inbound, job: Job) -> None:
@@ -206,8 +207,16 @@ class Agent:
             self._starts = trio.Event()
             while begun:
                 for _ in range(min(len(begun), STARTS_MAX)):
-                    nursery.start_soon(begun.popleft().run)
+                    nursery.start_soon(self._see_off, *begun.popleft())
                 await trio.lowlevel.checkpoint()
+
+    async def _see_off(self, flight: Flight, receiver: WireReceiver) -> None:
+        """See an assignment to its end; a bug in it is no other's (L1)."""
+        try:
+            await flight.run()
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            contain(raised, self.router.cork, "workers.agent")
+            receiver.fail(BUG)
 
     async def _count(self, inbound: Inbound, job: Job) -> None:
         """Count, and answer whatever comes of it: a bug stays its own (L1)."""
@@ -284,12 +293,16 @@ class Agent:
             else:
                 await link.open()
                 call.connected = True
-            visit = self._welcome(link)
+            self._guests += 1
+            visit = Visit(self, Guest(self._guests), link)
+            self._welcome(visit)
             why = await link.carry(visit.end)
         except WireError as reason:
             why = reason
             if call is None:
                 self._door.tell(link, why)
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            why = contain(raised, self.router.cork)
         finally:
             if visit is not None:
                 self.visits.pop(visit.guest, None)
@@ -302,9 +315,7 @@ class Agent:
     def _refused(self) -> None:
         self.router.tally.wire["said", Reason.TOO_MANY.value] += 1
 
-    def _welcome(self, link: Link) -> Visit:
-        self._guests += 1
-        visit = Visit(self, Guest(self._guests), link)
+    def _welcome(self, visit: Visit) -> None:
         for other in list(self.visits.values()):
             if (other.router_id, other.router_epoch) == (
                 visit.router_id,
@@ -318,7 +329,6 @@ class Agent:
         visit.observe(trio.current_time(), fresh=True)
         if self.draining:
             visit.drain()
-        return visit
 
     # ---- time ----
 
@@ -340,7 +350,14 @@ class Agent:
             now = trio.current_time()
             self.shares.lapse(now)
             for visit in list(self.visits.values()):
-                visit.tick(now)
+                self._tick(visit, now)
+
+    def _tick(self, visit: Visit, now: float) -> None:
+        """Look at one router's clocks; a bug there ends that visit alone (L1)."""
+        try:
+            visit.tick(now)
+        except (Exception, BaseExceptionGroup) as raised:  # noqa: BLE001
+            visit.link.stop(contain(raised, self.router.cork))
 
     def _pause(self) -> float:
         """Seconds to the next look: short where a slot is about to change hands.

@@ -42,7 +42,7 @@ _REFUSALS: Final[Mapping[FaultKind, Decline]] = {
     FaultKind.LOADING: Decline.LOADING,
     FaultKind.SHUTTING_DOWN: Decline.DRAINING,
 }
-_BUG: Final = Fault(FaultKind.INTERNAL, "The worker failed on this request.")
+BUG: Final = Fault(FaultKind.INTERNAL, "The worker failed on this request.")
 _FULL: Final = Refusal(Decline.NO_SLOT, "All slots of the worker are taken.")
 
 
@@ -61,8 +61,8 @@ class House(Protocol):
     def changed(self) -> None:
         """Somebody's part of the slots may be another one now."""
 
-    def run(self, flight: Flight) -> None:
-        """See *flight* to its end, in a task of its own."""
+    def run(self, flight: Flight, receiver: WireReceiver) -> None:
+        """See *flight*, whose receiver this is, to its end in a task of its own."""
 
     def count(self, inbound: Inbound, job: Job) -> None:
         """Answer *inbound* with the tokens of *job*, in a task of its own."""
@@ -218,7 +218,7 @@ class Visit:
             raise
         except Exception as bug:  # noqa: BLE001 - L1: it ends this offer only
             self._house.router.report_bug("workers.agent", bug)
-            refusal = Refusal(Decline.NO_ENGINE, _BUG.message)
+            refusal = Refusal(Decline.NO_ENGINE, BUG.message)
         if refusal is not None:
             self._note(inbound, refusal)
         return refusal
@@ -235,7 +235,7 @@ class Visit:
         except Exception as bug:  # noqa: BLE001 - L1: it ends this one only
             self._house.router.report_bug("workers.agent", bug)
             if inbound.state is not State.ENDED:
-                inbound.fail(_BUG)
+                inbound.fail(BUG)
             # Not again for the one that failed as it left: it is over.
             self._have(inbound, WireReceiver.gone)
 
@@ -280,7 +280,7 @@ class Visit:
             self.guest, offer.target, trio.current_time(), waiting=offer.waiting
         )
         house.changed()
-        house.run(begun)
+        house.run(begun, receiver)
         return None
 
     def _refusal_of(self, fault: Fault) -> Refusal:

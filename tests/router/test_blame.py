@@ -1,4 +1,4 @@
-from router.edge.blame import sort_out
+from router.blame import sort_out
 from router.errors import LocalError
 
 
