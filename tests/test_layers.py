@@ -38,6 +38,7 @@ RANKS: Final[Mapping[str, int]] = {
     "router.catalog": 2,
     "router.commands": 2,
     "router.blame": 2,
+    "router.gathered": 2,
     "router.waitingroom": 3,
     "router.placement": 3,
     "router.failover": 3,

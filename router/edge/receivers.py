@@ -13,7 +13,8 @@ from typing import Final, Protocol
 import trio
 
 from router.edge.exchange import Answer, Exchange
-from router.errors import AnswerUnfit, Fault, FaultKind
+from router.errors import AnswerUnfit, Fault
+from router.gathered import Gathered
 from router.ids import WorkerId
 from router.messages import Delta, Finished
 from router.ports import Taken
@@ -253,15 +254,10 @@ class EventStream(_Receiver):
         return self._sink.write(head)
 
 
-#: Characters of one reply that is gathered whole: a hundred times the longest
-#: context there is. Embeddings of many texts come near it, no text does.
-WHOLE_MAX: Final = 64 * 1024 * 1024
-
-
 class WholeReply(_Receiver):
     """A whole JSON reply: nothing is out before ``finish``."""
 
-    __slots__ = ("_aggregate", "_held")
+    __slots__ = ("_aggregate", "_gathered")
 
     buffered = True
 
@@ -269,16 +265,15 @@ class WholeReply(_Receiver):
         """*aggregate* gathers what one attempt says."""
         super().__init__(exchange)
         self._aggregate = aggregate
-        self._held = 0
+        self._gathered = Gathered()
 
     def take(self, deltas: Sequence[Delta]) -> Taken | Fault:
-        """Gather *deltas*; a fault: no engine means an answer this long."""
+        """Gather *deltas*; a fault: there are too many."""
         if self.ended:
             return Taken.GONE
-        for delta in deltas:
-            self._held += len(delta.text)
-        if self._held > WHOLE_MAX:
-            return Fault(FaultKind.PROTOCOL, "The answer grew beyond all bounds.")
+        fault = self._gathered.add(deltas)
+        if fault is not None:
+            return fault
         self._aggregate.add(deltas)
         return Taken.MORE
 
@@ -304,7 +299,7 @@ class WholeReply(_Receiver):
     def restart(self) -> None:
         """Forget what was gathered: the next attempt starts empty (A5)."""
         self._aggregate.reset()
-        self._held = 0
+        self._gathered.clear()
 
     def due(self, now: float) -> float:  # noqa: ARG002  a Receiver's signature
         """Nothing is due by time: the client sees nothing yet."""

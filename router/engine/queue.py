@@ -9,6 +9,7 @@ import attrs
 
 from router.engine.bell import Bell
 from router.errors import Fault, FaultKind, RequestFailed
+from router.gathered import Gathered
 from router.ids import WorkerId
 from router.messages import Delta, Finished, FinishReason, Kind, Signal, Usage
 from router.ports import Taken
@@ -163,10 +164,14 @@ class CompletionReceiver(_Untimed):
     def __init__(self) -> None:
         """Start empty."""
         self._deltas: list[Delta] = []
+        self._gathered = Gathered()
         self._end: Finished | Fault | None = None
 
-    def take(self, deltas: Sequence[Delta]) -> Taken:
-        """See ``ports.Receiver``."""
+    def take(self, deltas: Sequence[Delta]) -> Taken | Fault:
+        """See ``ports.Receiver``; a fault: there are too many."""
+        fault = self._gathered.add(deltas)
+        if fault is not None:
+            return fault
         self._deltas.extend(deltas)
         return Taken.MORE
 
@@ -182,6 +187,7 @@ class CompletionReceiver(_Untimed):
     def restart(self) -> None:
         """See ``ports.Receiver``."""
         self._deltas.clear()
+        self._gathered.clear()
 
     @property
     def finished(self) -> Finished | None:

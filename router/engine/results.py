@@ -115,6 +115,7 @@ class JobReceiver(CompletionReceiver):
         may be all there will be."""
         if self._deltas:
             self._before, self._deltas = self._deltas, []
+        self._gathered.clear()
 
     def said(self, *, whole: bool) -> list[Delta]:
         """Give the deltas of the answer, or the last that came of one that

@@ -1,7 +1,8 @@
 """What a client sees of good and of broken workers, over real sockets."""
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import trio
 
 from router.settings import RouterSettings, WaitSettings
 from tests.kit.edge import RawClient, chat, events, until
-from tests.kit.engine import answers, refuses
+from tests.kit.engine import Script, answers, refuses
 from tests.kit.exchange import Exchange
 from tests.kit.stack import Stack, open_stack
 
@@ -194,6 +195,43 @@ async def test_a2_every_worker_full_is_a_503_with_a_retry_after() -> None:
         assert len(stack.engines[0].seen) == len(stack.engines[1].seen) == 1
 
 
+@pytest.mark.parametrize("seconds", ["0", "0.2", "1"])
+async def test_s4_a_line_waits_out_a_short_rest_of_every_worker(seconds: str) -> None:
+    lined_up = trio.Event()
+
+    def once() -> Script:
+        asked: list[Exchange] = []
+
+        async def says(x: Exchange) -> None:
+            asked.append(x)
+            if len(asked) > 1:
+                await x.text("ok")
+                await x.finish()
+                await x.done()
+                await x.end()
+                return
+            await lined_up.wait()
+            body = {"error": {"message": "busy"}}
+            await x.json(503, body, {"Retry-After": seconds})
+
+        return says
+
+    statuses: list[int] = []
+    async with open_stack(once(), once(), slots=1) as stack:
+
+        async def ask() -> None:
+            statuses.append((await stream(stack))[0])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(ask)
+            await until(lambda: len(stack.router.fleet.room) == 8)
+            lined_up.set()
+
+        assert statuses == [200] * 10
+        await stack.settle()
+
+
 async def test_a5_a_reply_that_broke_off_starts_over_elsewhere() -> None:
     async def half(x: Exchange) -> None:
         await x.text("half an ans")
@@ -296,14 +334,39 @@ async def test_b17_fifty_streams_at_once_keep_their_own_text() -> None:
         await until(lambda: all(engine.live == 0 for engine in stack.engines))
 
 
+async def text_without_end(x: Exchange) -> None:
+    await x.text("x" * 1_000)
+
+
+async def nothing_without_end(x: Exchange) -> None:
+    await x.tool(0, "x")
+
+
+CALLS = itertools.count()
+
+
+async def names_without_end(x: Exchange) -> None:
+    await x.tool(next(CALLS), call_id="c" * 1_000, name="f" * 1_000)
+
+
+async def logprobs_without_end(x: Exchange) -> None:
+    said = {"index": 0, "delta": {"content": "x"}}
+    await x.chunk({"choices": [{**said, "logprobs": {"content": ["x" * 1_000]}}]})
+
+
+@pytest.mark.parametrize(
+    "say",
+    [text_without_end, nothing_without_end, names_without_end, logprobs_without_end],
+)
 async def test_h5_a_reply_that_is_gathered_whole_has_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
+    say: Callable[[Exchange], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.edge.receivers.WHOLE_MAX", 1_000)
+    monkeypatch.setattr("router.gathered.WHOLE_MAX", 100_000)
 
     async def never_ends(x: Exchange) -> None:
+        await x.role()
         while True:
-            await x.text("x" * 100)
+            await say(x)
 
     async with open_stack(never_ends) as stack:
         client = await stack.edge.connect()

@@ -683,3 +683,28 @@ async def test_j1_a_result_that_did_not_arrive_can_be_put_back(
         router.jobs.put_back(result)
         await trio.sleep(11)
         assert len(router.jobs) == 0
+
+
+@pytest.mark.parametrize("way", ["complete", "submit"])
+async def test_h5_what_a_program_gathers_whole_has_a_bound(
+    way: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.gathered.WHOLE_MAX", 1_000)
+    endless = hangs(Head(), *[Say(("x" * 100,)) for _ in range(20)])
+    async with opened(endless) as (router, [worker]):
+        if way == "complete":
+            with pytest.raises(RequestFailed) as raised:
+                await router.complete(JOB)
+            fault = raised.value.fault
+        else:
+            result = await router.get_result(router.submit(JOB))
+            assert (result.state, len(result.text)) == (JobState.FAILED, 600)
+            assert result.fault is not None
+            fault = result.fault
+
+        assert (fault.kind, fault.message) == (
+            FaultKind.PROTOCOL,
+            "The answer grew beyond all bounds.",
+        )
+        assert all(source.closed_at is not None for source in worker.sources)
+        assert at_rest(router)
