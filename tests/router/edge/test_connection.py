@@ -1,12 +1,16 @@
 """One connection over real sockets: order, limits, timeouts, faults (H1, L1)."""
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from router.edge.server import Edge, client_edge
 from router.edge.sink import CEILING, HIGH
 from router.errors import Fault, FaultKind, LocalError
 from router.messages import Finished
@@ -16,11 +20,12 @@ from router.settings import ServerSettings
 from tests.kit.edge import (
     PATIENT,
     QUICK,
+    STEP_S,
     SWEPT,
     QuietLog,
     RawClient,
-    RunningEdge,
     chat,
+    listen,
     request,
     running,
     until,
@@ -632,23 +637,76 @@ async def test_l1_a_broken_invariant_met_while_parsing_is_one_clients() -> None:
 
 async def test_b132_a_cancelled_server_closes_every_socket() -> None:
     router = StubRouter()
-    async with running(router) as here:
-        idle = await here.connect()
-        partial = await here.connect()
-        await partial.send(b"GET / HT")
-        serving = await here.connect()
-        await serving.send(chat())
-        served = await router.next()
-        served.text("a")
-        await serving.until(b'"a"')
-    for client in (idle, partial, serving):
-        await rest_is_end(here, client)
-    assert here.edge.connections == 0
+    edge = client_edge(router, log=QuietLog(), patience=PATIENT)
+    with listen() as listener:
+        async with serving(edge, listener) as scope:
+            idle, partial, body, whole, stream = [
+                await RawClient.connect(listener) for _ in range(5)
+            ]
+            await partial.send(b"GET / HT")
+            await body.send(chat()[:-3])
+            await whole.send(chat(stream=False))
+            await router.next()
+            await stream.send(chat())
+            (await router.next()).text("a")
+            await stream.until(b'"a"')
+            await until(lambda: edge.connections == 5)
+
+            waiting = socket.create_connection(listener.getsockname())
+            scope.cancel()
+        assert scope.cancelled_caught  # and nothing else came out
+        assert edge.connections == 0
+        for client in (idle, partial, body, whole, stream):
+            await ends(client)
+
+        # This one the kernel still has, with the listener, which is the caller's.
+        waiting.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waiting.recv(1)
+    await ends(RawClient(waiting))
 
 
-async def rest_is_end(here: RunningEdge, client: RawClient) -> None:
-    assert client.sock.fileno() == -1 or client.sock.recv(1) == b""
-    assert here.edge.connections == 0
+async def test_b132_a_server_cancelled_as_it_accepts_closes_that_socket_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    edge = client_edge(StubRouter(), log=QuietLog(), patience=PATIENT)
+    with listen() as listener:
+        async with serving(edge, listener) as scope:
+            admit = edge._admit
+
+            def admit_and_cancel(*accepted: Any) -> None:
+                admit(*accepted)
+                scope.cancel()
+
+            monkeypatch.setattr(edge, "_admit", admit_and_cancel)
+            client = await RawClient.connect(listener)
+            await client.send(HEALTH)
+        assert scope.cancelled_caught
+        assert edge.connections == 0
+        await ends(client)
+
+
+@asynccontextmanager
+async def serving(
+    edge: Edge, listener: socket.socket
+) -> AsyncIterator[trio.CancelScope]:
+    """Serve until the scope that is given is cancelled; closes nobody's socket."""
+    scope = trio.CancelScope()
+
+    async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+        with scope:
+            await edge.serve([listener], task_status=task_status)
+
+    with trio.fail_after(STEP_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve)
+            yield scope
+
+
+async def ends(client: RawClient) -> None:
+    """Wait for the end of what the server sends: a FIN or a RST."""
+    with client.sock, suppress(ConnectionResetError):
+        await client.rest()
 
 
 async def test_the_same_over_a_unix_socket(tmp_path: Path) -> None:
