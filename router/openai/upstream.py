@@ -31,6 +31,7 @@ from router.openai.chunk import (
     Details,
     Fields,
     decode_chunk,
+    oddly_counted,
 )
 from router.openai.fields import OWNED
 from router.openai.images import without_images
@@ -248,7 +249,10 @@ class AnswerReader:
         try:
             chunk = decode_chunk(body)
         except (msgspec.MsgspecError, RecursionError):
-            return self._read_other(event)
+            odd = oddly_counted(body)
+            if odd is None:
+                return self._read_other(event)
+            chunk = odd
         choices = chunk.choices
         if (
             choices is None

@@ -27,6 +27,7 @@ from router.sse import Event
 
 ASSIGNMENT = AssignmentId(RequestId("r1"), 2)
 STOP = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+COUNTED = {"prompt_tokens": 9, "completion_tokens": 2}
 
 
 def event(body: Any, name: bytes = b"") -> Event:
@@ -265,6 +266,57 @@ def test_what_tokens_are_made_of_is_read(counted: Any, usage: Usage) -> None:
     counted |= {"prompt_tokens": 9, "completion_tokens": 2}
 
     assert read({"choices": [], "usage": counted}).usage == usage
+
+
+@pytest.mark.parametrize(
+    ("odd", "usage"),
+    [
+        (COUNTED | {"prompt_tokens_details": []}, Usage(9, 2)),
+        (
+            COUNTED
+            | {
+                "prompt_tokens_details": {"cached_tokens": "3"},
+                "completion_tokens_details": {"reasoning_tokens": 1},
+                "reasoning_tokens": {},
+            },
+            Usage(9, 2, None, 1),
+        ),
+        (
+            COUNTED | {"completion_tokens_details": "x", "reasoning_tokens": 2},
+            Usage(9, 2, None, 2),
+        ),
+        (COUNTED | {"prompt_tokens": "9"}, None),
+        (COUNTED | {"prompt_tokens": True}, None),
+        (COUNTED | {"completion_tokens": -2}, None),
+        (COUNTED | {"completion_tokens": 2.5}, None),
+        ([], None),
+        ("none", None),
+    ],
+)
+def test_b48_an_odd_usage_costs_no_answer(odd: Any, usage: Usage | None) -> None:
+    said = {"usage": odd}
+
+    reader = read(chunk(content="x") | said, STOP | said, b"[DONE]")
+
+    assert texts(reader) == [(Kind.TEXT, "x")]
+    assert reader.finished().usage == usage
+    assert reader.done
+    assert read(STOP, {"choices": []} | said).usage == usage
+    assert read(STOP, said).usage == usage
+
+
+def test_b48_an_odd_usage_takes_no_count_back() -> None:
+    odd = COUNTED | {"prompt_tokens": "9"}
+
+    reader = read(STOP | {"usage": COUNTED}, {"choices": [], "usage": odd})
+
+    assert reader.usage == Usage(9, 2)
+
+
+def test_b47_an_error_with_an_odd_usage_is_an_error() -> None:
+    error = {"error": {"message": "boom", "code": 503}, "usage": []}
+
+    assert fault_after(error).kind is not FaultKind.PROTOCOL
 
 
 @pytest.mark.parametrize("counted", [None, {}, {"prompt_tokens": 9}])
