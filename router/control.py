@@ -83,10 +83,17 @@ class Control:
         """Give ``/status``: JSON values.
 
         Raises:
-            ControlFailed: no router answers there.
+            ControlFailed: no router answers there, or it can't now.
         """
-        answer: dict[str, Any] = self._ask("GET", "/status").json()
-        return answer
+        answer = self._ask("GET", "/status")
+        self._check(answer)
+        try:
+            status = answer.json()
+        except ValueError:
+            status = None
+        if not isinstance(status, dict) or "workers" not in status:
+            raise ControlFailed(f"what answers at {self.address} is no router")
+        return status
 
     def drain(self, worker: str, within_s: float | None = None) -> None:
         """Give *worker* no new requests.
@@ -113,6 +120,9 @@ class Control:
         answer = self._ask("POST", f"/{verb}/{quote(what, safe='')}{query}")
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise ControlFailed(unknown)
+        self._check(answer)
+
+    def _check(self, answer: httpx.Response) -> None:
         if not answer.is_success:
             raise ControlFailed(f"the router answered {answer.status_code}")
 

@@ -271,6 +271,8 @@ class ProbeResult(Enum):
     UNFIT = "unfit"
     #: It takes nothing new, by its own word; what runs may finish (L5).
     DRAINING = "draining"
+    #: It could not be asked, for want of something here: no evidence at all (H6).
+    UNASKED = "unasked"
 
 
 @attrs.frozen

@@ -186,6 +186,8 @@ class Keeper:
 
     def _learn(self, probe: Probe, asked_at: float) -> None:
         """Turn one probe into an event of the fleet."""
+        if probe.result is ProbeResult.UNASKED:
+            return
         now = trio.current_time()
         before = self._state()
         worker, learned = self.worker.id, self._fleet.learned

@@ -13,7 +13,7 @@ import attrs
 import httpx
 import msgspec
 
-from router.errors import RouterError
+from router.errors import EXHAUSTED, RouterError
 from workers.site import Site
 
 #: Bytes of an answer; more is no answer to any of our questions.
@@ -23,13 +23,17 @@ ANSWER_MAX: Final = 4 * 1024 * 1024
 class NoAnswer(RouterError):
     """Nothing came, or nothing of use.
 
-    ``refused``: hard evidence that no server is there (L3).
+    ``refused``: hard evidence that no server is there (L3). ``unasked``: it is we
+    who had no descriptor left to ask with.
     """
 
-    def __init__(self, message: str, *, refused: bool = False) -> None:
+    def __init__(
+        self, message: str, *, refused: bool = False, unasked: bool = False
+    ) -> None:
         """*message* is for people; it holds no address and no key."""
         super().__init__(message)
         self.refused = refused
+        self.unasked = unasked
 
 
 @attrs.frozen
@@ -129,6 +133,8 @@ class Control:
                 raise NoAnswer(f"an answer of more than {ANSWER_MAX} bytes") from error
             if any(isinstance(cause, _REFUSALS) for cause in _causes(error)):
                 raise NoAnswer("the connection was refused", refused=True) from error
+            if any(getattr(c, "errno", None) in EXHAUSTED for c in _causes(error)):
+                raise NoAnswer("no descriptor is left here", unasked=True) from error
             raise NoAnswer(_what(error)) from error
 
 

@@ -180,8 +180,7 @@ class DirectWorker:
             if failure.refused and self._settings.engine == "auto":
                 # Another engine may come up in its place.
                 self._recognised = False
-            result = ProbeResult.REFUSED if failure.refused else ProbeResult.SILENT
-            return Probe(result, str(failure))
+            return Probe(_shown(failure), str(failure))
         if probe.discovery is not None:
             self._take_on(self._engine)
             self._slots = self._settings.slots or probe.discovery.slots or DEFAULT_SLOTS
@@ -403,3 +402,10 @@ def _trace_lines(trace: Trace) -> bytes:
 
 def _is_field_value(value: str) -> bool:
     return value.isascii() and value.isprintable() and value == value.strip()
+
+
+def _shown(failure: NoAnswer) -> ProbeResult:
+    """Say what an answer that did not come shows of the worker (L3)."""
+    if failure.unasked:
+        return ProbeResult.UNASKED
+    return ProbeResult.REFUSED if failure.refused else ProbeResult.SILENT

@@ -154,6 +154,7 @@ async def _run(
                         agents=[shown(sock) for sock in doors],
                         admin=[shown(sock) for sock in operators],
                         workers=len(settings.workers),
+                        connections_max=edge.site.settings.connections_max,
                     )
                     await stop_on_signal(
                         signals, router, edge, admin, ended, settings.server, log

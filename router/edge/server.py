@@ -28,6 +28,10 @@ from router.waiting import LATE_S
 
 #: What waits in the kernel when listening ends is still served, up to here.
 _LAST_ACCEPTS: Final = 1024
+#: Descriptors that are not for clients: ours, which are a dozen, those of operators
+#: and a few agents; and of each worker two probes at once, or its process's pipes.
+OWN: Final = 64
+OF_A_WORKER: Final = 4
 
 
 class Edge:
@@ -189,6 +193,12 @@ def default_log() -> Log:
     return log
 
 
+def clients_that_fit(descriptors: int, workers: int) -> int:
+    """Say how many clients may be served at once; each may need a second
+    descriptor, towards its worker (H6)."""
+    return max(1, (descriptors - OWN - OF_A_WORKER * workers) // 2)
+
+
 def client_edge(
     router: Core,
     settings: ServerSettings | None = None,
@@ -200,9 +210,9 @@ def client_edge(
 
     Args:
         router: what serves.
-        settings: None: the router's own. Half of the process's descriptors
-            at most go to clients, whatever ``connections_max`` says (H6): each
-            may need another one, towards a worker.
+        settings: None: the router's own. Whatever ``connections_max`` says, no
+            more clients are served than there are descriptors for, see
+            ``clients_that_fit`` (H6); how many that is, the edge's site says.
         log: None: Python's ``fencepost`` logger.
         patience: None: the defaults of H1.
 
@@ -213,7 +223,8 @@ def client_edge(
     settings = router.settings.server if settings is None else settings
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
-        most = max(1, min(settings.connections_max, soft // 2))
+        fit = clients_that_fit(soft, len(router.settings.workers))
+        most = min(settings.connections_max, fit)
         settings = attrs.evolve(settings, connections_max=most)
     site = Site(
         settings,

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ import httpx
 import pytest
 import trio
 
+from router.edge.server import clients_that_fit
 from tests.kit.daemon import (
     COMMAND,
+    PATIENCE_S,
     ROOT,
     Daemon,
     open_daemon,
@@ -23,6 +26,7 @@ from tests.kit.daemon import (
     until,
     write_config,
 )
+from tests.kit.edge import chat
 from tests.kit.engine import open_engine
 from tests.kit.exchange import Exchange
 
@@ -209,6 +213,50 @@ async def test_h6_the_soft_descriptor_limit_is_raised_at_start(tmp_path: Path) -
     (line,) = (line for line in limits.splitlines() if "open files" in line)
     soft, hard = line.split()[3:5]
     assert soft == hard
+
+
+async def test_h6_more_clients_than_descriptors_are_refused_and_harm_nobody(
+    tmp_path: Path,
+) -> None:
+    held = Held()
+    statuses: Counter[bytes] = Counter()
+    answered = trio.Event()
+
+    async def ask(address: tuple[str, int]) -> None:
+        stream = await trio.open_tcp_stream(*address)
+        async with stream:
+            await stream.send_all(chat(stream=True))
+            got = await stream.receive_some(4096)
+            statuses[got[9:12]] += 1
+            if statuses.total() == 200:
+                answered.set()
+            while more := await stream.receive_some(65_536):
+                got += more
+                if got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+                    statuses[b"whole"] += 1
+                    break
+
+    async with open_engine(held, slots=200) as first:
+        config = write_config(tmp_path, [first.url], worker="slots = 200")
+        async with open_daemon(
+            ["--config", str(config)], prefix=["prlimit", "--nofile=256:256"]
+        ) as daemon:
+            await daemon.ready()
+            (line,) = daemon.events("listening")
+            assert line["connections_max"] == clients_that_fit(256, 1)
+            host, _, port = daemon.url.removeprefix("http://").rpartition(":")
+            async with trio.open_nursery() as nursery:
+                for _ in range(200):
+                    nursery.start_soon(ask, (host, int(port)))
+                with trio.fail_after(PATIENCE_S):
+                    await answered.wait()
+                shown = await status(config)
+                held.let_go.set()
+
+    assert statuses[b"200"] == statuses[b"whole"] == line["connections_max"]
+    assert statuses[b"503"] == 200 - line["connections_max"]
+    assert [worker["state"] for worker in shown["workers"]] == ["ready"]
+    assert not daemon.events("accept_exhausted")
 
 
 async def test_d4_the_admin_socket_is_for_its_owner_and_goes_with_the_daemon(

@@ -1,6 +1,7 @@
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,33 @@ def test_d1_no_router_at_a_port_is_told(closed_port: int) -> None:
         pytest.raises(ControlFailed, match=r"no router answers at 127\.0\.0\.1:"),
     ):
         control.status()
+
+
+@pytest.mark.parametrize(
+    ("octets", "said"),
+    [
+        (b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\n{}", "answered 503"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "is no router"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "is no router"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n<>", "is no router"),
+    ],
+)
+def test_d1_an_answer_that_is_no_status_is_told(octets: bytes, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as caller:
+                caller.recv(4096)
+                caller.sendall(octets)
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with (
+            Control(TcpAddress("127.0.0.1", listener.getsockname()[1])) as control,
+            pytest.raises(ControlFailed, match=said),
+        ):
+            control.status()
+        server.join()
 
 
 @pytest.fixture

@@ -101,6 +101,20 @@ async def test_l3_one_missed_probe_is_no_loss(autojump_clock: MockClock) -> None
         assert state(router, a) is State.LOST
 
 
+async def test_h6_a_probe_that_could_not_be_asked_is_no_evidence(
+    autojump_clock: MockClock,
+) -> None:
+    a, b = ScriptedWorker("a", answers("ok")), ScriptedWorker("b", answers("ok"))
+    async with opened(a, b) as router:
+        a.result = b.result = ProbeResult.UNASKED
+        await trio.sleep(60)
+        assert [state(router, worker) for worker in (a, b)] == [State.READY] * 2
+
+        a.result = b.result = ProbeResult.ANSWERED
+        await trio.sleep(3)
+        assert [state(router, worker) for worker in (a, b)] == [State.READY] * 2
+
+
 async def test_b115_tokens_that_flow_outweigh_probes_that_do_not_answer(
     autojump_clock: MockClock,
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from tests.kit.keeping import no_descriptor
 from workers.control import ANSWER_MAX, Answer, Control, NoAnswer
 from workers.site import parse_site
 
@@ -123,3 +124,12 @@ async def test_a_cancelled_question_closes_its_connection() -> None:
 @pytest.mark.parametrize("body", [b"", b"nope", b"[1]", b"null", b"[" * 100_000])
 def test_a_body_that_is_no_object_has_no_fields(body: bytes) -> None:
     assert Answer(200, {}, body).fields() == {}
+
+
+async def test_h6_want_of_descriptors_here_is_told_apart() -> None:
+    async with saying(b"") as control:
+        with no_descriptor(), pytest.raises(NoAnswer) as raised:
+            await control.get("/x")
+
+    assert raised.value.unasked
+    assert not raised.value.refused
