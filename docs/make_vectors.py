@@ -89,10 +89,17 @@ MESSAGES: Final[dict[str, Message]] = {
 REFUSED: Final = (
     ("agent", "c1", "garbage"),
     ("agent", "9220", "garbage"),
+    # Bytes behind the array; a string that is no UTF-8.
+    ("agent", "92200100", "garbage"),
+    ("agent", "93220aa1ff", "garbage"),
     ("agent", "90", "bad_shape"),
     ("agent", "922000", "bad_shape"),
     ("agent", "93200101", "bad_shape"),
     ("agent", "9220a131", "bad_shape"),
+    # A float, whole or not, is no number; an extension type is nothing.
+    ("agent", "9220cb3ff0000000000000", "bad_shape"),
+    ("agent", "9220cb3ff8000000000000", "bad_shape"),
+    ("agent", "9220d40000", "bad_shape"),
     ("agent", "92239194010003a0", "bad_shape"),
     ("agent", "921201", "wrong_direction"),
     ("router", "922001", "wrong_direction"),
