@@ -40,6 +40,11 @@ from router.waitingroom import WaitingRoom
 INF: Final = float("inf")
 #: Seconds to offer as Retry-After while nothing is known of when.
 COME_BACK_S: Final = 1.0
+#: Longest rest that is waited out for a worker that asked for it, in seconds, where
+#: ``queue_ms`` doesn't say how long a request may wait. Of a rest this short the
+#: client is better not told: it would come back in whole seconds, at the end of the
+#: line, and gives up after a few times. Of a longer one it may make use elsewhere.
+REST_WAIT_S: Final = 5.0
 #: Candidates of a grant that are remembered for the request's receipt (X3).
 CANDIDATES_MAX: Final = 8
 
@@ -360,6 +365,10 @@ class Fleet:
         if now < self.waits_until(request):
             return out
         entry = self.requests[request]
+        self._hopeless(entry, now)  # sets load_by anew
+        if now < self.waits_until(request):
+            # A rest has ended meanwhile: now it waits for a slot alone.
+            return out
         if now >= entry.queue_by:
             kind, words = FaultKind.QUEUE_TIMEOUT, "No slot was free in time."
         else:
@@ -452,11 +461,14 @@ class Fleet:
 
     def _hopeless(self, entry: Entry, now: float) -> Fault | None:
         """Say why no worker will take *entry*; None: one may. Sets ``load_by``."""
+        # How long a rest that a worker asked for may last for it to be waited for.
+        rested_by = now + REST_WAIT_S if entry.queue_by == INF else entry.queue_by
+        rested_by = max(now, rested_by)
         asked = INF
         coming = False
         for member in self._untried(entry):
             if member.serves(entry.target):
-                if not (member.rest_asked and member.rest_until > now):
+                if not (member.rest_asked and member.rest_until > rested_by):
                     entry.load_by = INF
                     return None
                 asked = min(asked, member.rest_until - now)

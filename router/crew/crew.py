@@ -15,6 +15,10 @@ from router.messages import Discovery
 
 #: Longest rest that a worker's Retry-After can ask for, in seconds (A8).
 REST_MAX_S: Final = 60.0
+#: How long a worker that declined rests at least, in seconds: drawn anew each time.
+#: What asks for less, as ``Retry-After: 0`` does, would have it take and refuse the
+#: whole line in a moment.
+DECLINED_S: Final = (0.25, 0.75)
 #: Longest pause between two trials of a suspect worker, in seconds.
 TRIAL_MAX_S: Final = 30.0
 #: How often in a row a worker may have no slot for a model that it has just shown
@@ -142,9 +146,9 @@ class Crew:
         if member.life.state is State.GONE:
             return False
         if kind is FaultKind.DECLINED:
-            member.rest_asked = fault.retry_after is not None
-            rest = fault.retry_after or self._rng.uniform(0.25, 0.75)
-            member.rest_until = now + min(rest, REST_MAX_S)
+            least = self._rng.uniform(*DECLINED_S)
+            asked = min(fault.retry_after or 0.0, REST_MAX_S)
+            _rest(member, now + max(least, asked), asked=asked > least)
             return True
         if kind is FaultKind.LOADING:
             member.life.fire(Event.LOADS, now)
@@ -178,9 +182,13 @@ class Crew:
         """Count one fault of *member*; say whether it now rests (S6).
 
         A suspect is tried again after a pause that doubles with each fault,
-        so that a worker which fails fast is not where every job goes first.
+        so that a worker which fails fast is not where every job goes first. What
+        fails while it rests was begun before, and is no trial: a worker that
+        loses all its streams at once rests no longer than one that loses three.
         """
         if member.life.state is State.GONE:
+            return False
+        if member.life.state is State.SUSPECT and now < member.rest_until:
             return False
         member.faults += 1
         if member.ramp is not None:
@@ -191,8 +199,7 @@ class Crew:
         if member.life.state is not State.SUSPECT:
             return False
         pause = min(TRIAL_MAX_S, 0.5 * 2.0 ** (member.faults - self._suspect_after))
-        member.rest_asked = False
-        member.rest_until = now + pause * self._rng.uniform(0.75, 1.25)
+        _rest(member, now + pause * self._rng.uniform(0.75, 1.25), asked=False)
         return True
 
     def praise(self, member: Member, now: float) -> None:
@@ -229,3 +236,11 @@ class Crew:
                 continue
             for model in member.models:
                 self.serving.setdefault(model, []).append(member)
+
+
+def _rest(member: Member, until: float, *, asked: bool) -> None:
+    """Have *member* take no job before *until*: *asked* for by its Retry-After, or
+    chosen by us. A longer rest that it has already stays as it is."""
+    if until > member.rest_until:
+        member.rest_until = until
+        member.rest_asked = asked

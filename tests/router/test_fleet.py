@@ -21,6 +21,11 @@ BAD = Fault(FaultKind.REJECTED, "bad", status=400)
 BROKEN = Fault(FaultKind.SERVER_ERROR, "500", status=500, error_type="t")
 
 
+def asks(seconds: float | None) -> Fault:
+    """Of a worker that declines and, where not None, says for how long."""
+    return Fault(FaultKind.DECLINED, "later", status=503, retry_after=seconds)
+
+
 class Play:
     """A fleet, a clock, and short names for what happens to it."""
 
@@ -250,6 +255,97 @@ def test_a3_a_moved_job_whose_wait_is_over_is_told_its_first_cause() -> None:
     fault = refusal(play.fleet.expire(assignment.request, play.now))
 
     assert fault.kind is LOST.kind
+
+
+def test_s4_once_a_rest_is_over_a_job_waits_for_a_slot_alone() -> None:
+    play = Play(A, B)
+    play.fleet.learned(B, Event.LOADS, play.now)
+    play.fail(play.placed()[0], asks(20.0))
+    play.ask()
+    waiter, _ = play.ask()
+    play.now += 4.0
+    play.fleet.learned(B, Event.LOADS, play.now)
+    assert play.fleet.waits_until(waiter) == 105.0
+
+    play.fleet.members[A].rest_until = play.now
+    grant(play.fleet.dispatch(A, play.now))
+    play.now += 1.0
+
+    assert play.fleet.expire(waiter, play.now) == []
+    assert play.fleet.waits_until(waiter) == float("inf")
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 0.2, 1.0, 5.0])
+def test_s4_a_short_rest_of_every_worker_is_waited_out(seconds: float | None) -> None:
+    play = Play(A, B, queue_limit=20)
+    first, second = play.placed()[0], play.placed()[0]
+    line = [play.ask()[0] for _ in range(3)]
+
+    commands = [*play.fail(first, asks(seconds)), *play.fail(second, asks(seconds))]
+
+    assert [type(command) for command in commands] == [Rest, Rest]
+    assert play.ask()[1] == []
+    # Whoever has moved comes first, and each waits for the one that it has not tried.
+    expected = {A: second.request, B: first.request}
+    for worker in (A, B):
+        until = play.fleet.rests_until(worker, play.now)
+        assert seconds is None or until >= play.now + seconds
+        (granted,) = [
+            c for c in play.fleet.dispatch(worker, until) if isinstance(c, Grant)
+        ]
+        assert granted.assignment.request == expected[worker]
+    assert line[0] in play.fleet.room
+
+
+def test_s4_a_line_is_refused_when_every_worker_rests_for_long() -> None:
+    play = Play(A, B, queue_limit=20)
+    first, second = play.placed()[0], play.placed()[0]
+    line = {play.ask()[0] for _ in range(3)}
+    assert play.fail(first, asks(5.1)) == [Rest(A, play.now + 5.1)]
+
+    told = {
+        c.request: c.fault
+        for c in play.fail(second, asks(20.0))
+        if isinstance(c, Refuse)
+    }
+
+    assert told.keys() == line | {first.request, second.request}
+    for request in line:
+        assert told[request].retry_after == pytest.approx(5.1)
+
+
+def test_s4_a_rest_is_waited_out_that_ends_within_queue_ms() -> None:
+    play = Play(A, queue_ms=10_000)
+    first, _ = play.placed()
+    waiter, _ = play.ask()
+    play.now += 2.0
+
+    # The one in line may wait for 8 s more; who comes now, for 10 s.
+    commands = play.fail(first, asks(9.0))
+
+    assert [c.request for c in commands if isinstance(c, Refuse)] == [
+        first.request,
+        waiter,
+    ]
+    late, commands = play.ask()
+    assert commands == []
+    play.now += 9.0
+    assert grant(play.fleet.dispatch(A, play.now))[0].request == late
+
+
+def test_s4_a_worker_whose_rest_is_over_may_be_waited_for() -> None:
+    play = Play(A, B, queue_ms=10_000)
+    asked, moves = play.placed()[0], play.placed()[0]
+    play.fail(asked, asks(60.0))
+    play.fleet.leave(asked.request, play.now)
+    play.now += 60.0
+    play.placed()
+
+    # Its own time in the queue was over before that rest was.
+    commands = play.fail(moves, LOST)
+
+    assert commands == [Check(B)]
+    assert moves.request in play.fleet.room
 
 
 def test_s4_with_no_worker_that_can_come_a_job_is_refused_at_once() -> None:
@@ -550,6 +646,17 @@ def test_s6_a_suspect_that_fails_fast_rests_longer_each_time() -> None:
     assert rests[-1] > 2 * rests[0]
 
 
+def test_s6_streams_that_are_lost_together_are_one_trial_of_a_suspect() -> None:
+    few, many = Play(A, slots=16), Play(A, slots=16)
+    for play, streams in ((few, 3), (many, 16)):
+        running = [play.placed()[0] for _ in range(streams)]
+        for assignment in running:
+            play.fail(assignment, LOST)
+        assert play.state(A) is State.SUSPECT
+
+    assert few.fleet.rests_until(A, few.now) == many.fleet.rests_until(A, many.now)
+
+
 def test_l4_a_suspect_gets_one_request_at_a_time_until_one_succeeds() -> None:
     play = Play(A, slots=4)
     for _ in range(3):
@@ -689,8 +796,7 @@ def test_x3_an_attempt_remembers_who_else_could_have_got_it() -> None:
 def test_a8_retry_after_is_honoured_and_passed_on() -> None:
     play = Play(A)
     first, _ = play.placed()
-    asks = Fault(FaultKind.DECLINED, "later", status=503, retry_after=20.0)
-    play.fail(first, asks)
+    play.fail(first, asks(20.0))
 
     fault = refusal(play.ask()[1])
 

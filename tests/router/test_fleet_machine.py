@@ -65,6 +65,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.places: dict[RequestId, list[WorkerId]] = {}
         self.not_tried: dict[RequestId, set[WorkerId]] = {}
         self.live: set[RequestId] = set()
+        self.asked: dict[RequestId, tuple[str, float]] = {}
         self.born = 0
         for worker in WORKERS:
             pins = worker == WORKERS[0]
@@ -85,6 +86,8 @@ class FleetMachine(RuleBasedStateMachine):
                     tried.append(worker)
                 case Refuse(request=request, fault=fault):
                     assert request in self.live, "refused twice"
+                    if fault.kind is FaultKind.NO_WORKER:
+                        self.nobody_comes_in_time(request)
                     self.live.discard(request)
                     assert fault.kind in FAULTS
                 case Lose(assignment=assignment):
@@ -92,6 +95,14 @@ class FleetMachine(RuleBasedStateMachine):
                     self.past.append(assignment)
                 case _:
                     pass
+
+    def nobody_comes_in_time(self, request: RequestId) -> None:
+        """S4: no worker rests so shortly that *request* could have waited for it."""
+        model, queue_by = self.asked[request]
+        for member in self.fleet.models.get(model, ()):
+            if member.serving and member.id not in self.places.get(request, ()):
+                assert member.rest_asked
+                assert member.rest_until > max(self.now, queue_by)
 
     def answer(self, worker: WorkerId, *, started_at: float = 1_000.0) -> None:
         found = Discovery(
@@ -116,6 +127,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.born += 1
         request = RequestId(f"r{self.born:04}")
         self.live.add(request)
+        self.asked[request] = (model, self.now + 8.0)
         self.play(self.fleet.submit(request, model, self.now))
 
     @precondition(lambda self: self.running)
@@ -160,6 +172,15 @@ class FleetMachine(RuleBasedStateMachine):
             self.places[assignment.request].remove(worker)
         fault = Fault(kind, "x", status=status, retry_after=retry_after)
         self.play(self.fleet.failed(assignment, fault, self.now))
+
+    @precondition(lambda self: self.running)
+    @rule(retry_after=st.sampled_from([None, 0.0, 2.0, 7.0, 90.0]))
+    def everybody_declines(self, retry_after: float | None) -> None:
+        fault = Fault(FaultKind.DECLINED, "x", status=503, retry_after=retry_after)
+        for assignment in sorted(self.running):
+            del self.running[assignment]
+            self.past.append(assignment)
+            self.play(self.fleet.failed(assignment, fault, self.now))
 
     @precondition(lambda self: self.past)
     @rule(seed=st.integers(0, 50))

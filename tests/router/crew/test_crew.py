@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from router.crew.crew import Crew
 from router.errors import Fault, FaultKind
 from router.ids import WorkerId
@@ -63,6 +65,34 @@ def test_a8_a_rest_that_was_asked_for_is_capped_at_a_minute() -> None:
     assert made.members[A].rest_until == 70.0
 
 
+def declined(seconds: float | None) -> Fault:
+    return Fault(FaultKind.DECLINED, "later", status=503, retry_after=seconds)
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 0.001, 0.2])
+def test_a8_a_worker_that_asks_for_next_to_no_rest_gets_ours(
+    seconds: float | None,
+) -> None:
+    member = (made := crew(A)).members[A]
+    for turn in range(20):
+        now = 10.0 * turn
+        assert made.note(member, declined(seconds), "m", now, silent=True)
+        assert now + 0.25 <= member.rest_until <= now + 0.75
+        assert not member.rest_asked
+
+
+def test_a8_what_else_fails_cuts_no_rest_that_was_asked_for() -> None:
+    member = (made := crew(A)).members[A]
+    made.note(member, declined(20.0), "m", 10.0, silent=True)
+
+    made.note(member, declined(None), "m", 11.0, silent=True)
+    for _ in range(3):
+        made.blame(member, 11.0)
+
+    assert member.life.state is State.SUSPECT
+    assert (member.rest_until, member.rest_asked) == (30.0, True)
+
+
 REFUSED = Fault(FaultKind.UNAUTHORIZED, "No.", status=401)
 
 
@@ -110,11 +140,26 @@ def test_a4_many_requests_that_are_refused_together_count_once() -> None:
 def test_s6_a_suspects_rests_are_capped() -> None:
     made = crew(A)
     member = made.members[A]
-    for _ in range(20):
-        made.blame(member, 100.0)
+    rests: list[float] = []
+    now = 100.0
+    while len(rests) < 20:
+        if made.blame(member, now):
+            rests.append(member.rest_until - now)
+            now = member.rest_until
 
     assert member.life.state is State.SUSPECT
-    assert member.rest_until <= 100.0 + 30.0 * 1.25
+    assert 30.0 * 0.75 <= rests[-1] <= max(rests) <= 30.0 * 1.25
+
+
+def test_s6_what_fails_while_a_suspect_rests_is_no_trial_of_it() -> None:
+    made = crew(A)
+    member = made.members[A]
+    for _ in range(3):
+        made.blame(member, 100.0)
+    rest_until = member.rest_until
+
+    assert not made.blame(member, 100.1)
+    assert (member.faults, member.rest_until) == (3, rest_until)
 
 
 def test_s7_a_fault_on_the_ramp_starts_it_anew() -> None:
