@@ -3,7 +3,8 @@
 Rule 1: every change of its phase is a row of ``TRANSITIONS``; a message that
 has no row ends this attempt and no other. Rule 2: while it is paused, all that
 comes is held in order: no more than its credit, and one delta that overdrew it,
-and one each of what costs nothing. Pure.
+and one each of what costs nothing. Rule 3: its clock moves with what moves it: a
+new phase, a delta or piece that is new, bytes that its engine sent (W6). Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,9 +54,11 @@ class Event(Word):
     WRITTEN = "written"
     ACCEPTED = "accepted"
     DECLINED = "declined"
-    #: The agent tells what the silence means, or that the head is here.
+    #: The agent tells what the silence means, that the head is here, or that
+    #: bytes came behind it.
     WAITING = "waiting"
     HEAD = "head"
+    MOVES = "moves"
     DELTA = "delta"
     FINISHING = "finishing"
     FINISHED = "finished"
@@ -88,7 +91,10 @@ TRANSITIONS: Final[Mapping[SourcePhase, Mapping[Event, SourcePhase]]] = {
     },
     _P.STREAMING: {
         Event.ACCEPTED: _P.STREAMING,
-        Event.HEAD: _P.STREAMING,
+        # The engine of that head was lost, and another has the job now. Only
+        # while nothing of an answer came: see `RemoteSource._wait`.
+        Event.WAITING: _P.AWAITING_HEAD,
+        Event.MOVES: _P.STREAMING,
         Event.DELTA: _P.STREAMING,
         Event.FINISHING: _P.FINISHING,
         Event.FINISHED: _P.CLOSED,
@@ -106,6 +112,12 @@ TRANSITIONS: Final[Mapping[SourcePhase, Mapping[Event, SourcePhase]]] = {
 }
 
 _STATES: Final[Mapping[str, WaitState]] = {state.value: state for state in WaitState}
+#: What an agent says of an engine's silence. Other words mean nothing.
+_WORDS: Final[Mapping[str, Event]] = {
+    **dict.fromkeys(_STATES, Event.WAITING),
+    "head": Event.HEAD,
+    "moves": Event.MOVES,
+}
 _EVENTS: Final[Mapping[type[Message], Event]] = {
     Accepted: Event.ACCEPTED,
     Declined: Event.DECLINED,
@@ -293,7 +305,6 @@ class RemoteSource:
     def take(self, message: Message) -> None:
         """Take any message of this assignment but plain deltas."""
         now = self._end.now()
-        self.last_byte_at = now
         if isinstance(message, Waiting):
             self._wait(message, now)
             return
@@ -308,10 +319,10 @@ class RemoteSource:
         match message:
             case Piece():
                 self._enter(phase, now)
-                self._take_piece(message)
+                self._take_piece(message, now)
             case RichDelta():
                 self._enter(phase, now)
-                self._take_rich(message)
+                self._take_rich(message, now)
             case Accepted():
                 if changed:
                     self._job = b""
@@ -374,19 +385,22 @@ class RemoteSource:
         self.pieces = None
         self._end.forget(self)
 
-    def recount(self, deltas: Sequence[Delta]) -> None:
+    def recount(self, deltas: Sequence[Delta], now: float) -> None:
         """Count *deltas*, which are about to be handed over.
 
         Not where they came: an end that was held counts those before it (F7).
-        One that repeats takes nothing back (F4).
+        One that repeats takes nothing back (F4), and is no sign of life (W6).
         """
-        self.count = max(self.count, 1 + max(delta.index for delta in deltas))
+        count = 1 + max(delta.index for delta in deltas)
+        if count > self.count:
+            self.count = count
+            self.last_byte_at = now
 
     # ---- inner parts ----
 
     def _go_on(self) -> None:
         self.paused = False
-        self.last_byte_at = self._end.now()
+        now = self.last_byte_at = self._end.now()
         held = self._held
         while held and not self.paused and self.phase is not _CLOSED:
             first = held.popleft()
@@ -394,13 +408,12 @@ class RemoteSource:
                 self.take(first)
                 continue
             batch = held.run_of(first)
-            if self._passes_over(batch):
-                continue
-            self.recount(batch)
-            self.deliver(self.assignment, batch)
+            if self.begin_deltas(batch, now):
+                self.recount(batch, now)
+                self.deliver(self.assignment, batch)
         if self.since == inf and not held:
             # What was asked to finish may: its wait for usage begins here.
-            self.since = self.last_byte_at
+            self.since = now
         if self.spent >= self.refill_at:
             self.refill()
 
@@ -419,19 +432,26 @@ class RemoteSource:
         if phase is not self.phase:
             self.phase = phase
             self.since = now
+            self.last_byte_at = now
 
     def _wait(self, message: Waiting, now: float) -> None:
-        state = _STATES.get(message.state)
-        if state is not None:
-            if Event.WAITING in TRANSITIONS[self.phase]:
-                self.said = state
-        elif message.state == "head":
-            phase = TRANSITIONS[self.phase].get(Event.HEAD)
-            if phase is not None and phase is not self.phase:
-                self._enter(phase, now)
-                self.delivery.progress(self.assignment)
+        """Take a word of the silence; one without a row is left aside."""
+        event = _WORDS.get(message.state)
+        phase = None if event is None else TRANSITIONS[self.phase].get(event)
+        if phase is None:
+            return
+        if event is Event.WAITING:
+            if self.count or self.pieces or self._held:
+                # What came of an answer, or may have, is never taken back (F1).
+                return
+            self.said = _STATES[message.state]
+        elif event is Event.MOVES:
+            self.last_byte_at = now
+        if phase is not self.phase:
+            self._enter(phase, now)
+            self.delivery.progress(self.assignment)
 
-    def _take_piece(self, piece: Piece) -> None:
+    def _take_piece(self, piece: Piece, now: float) -> None:
         if self.pieces is None:
             self.pieces = Pieces()
         own = piece.index, piece.place
@@ -440,8 +460,10 @@ class RemoteSource:
             self._end.late += 1
         elif own > expected:
             self._miss()
-        elif self.pieces.add(piece) > self.pieces_max:
-            self.fail(Fault(FaultKind.PROTOCOL, "The worker's answer is too long."))
+        else:
+            self.last_byte_at = now
+            if self.pieces.add(piece) > self.pieces_max:
+                self.fail(Fault(FaultKind.PROTOCOL, "The worker's answer is too long."))
 
     def _passes_over(self, deltas: Sequence[Delta]) -> bool:
         """Find a plain delta in the place of one whose pieces came, and fail."""
@@ -453,7 +475,7 @@ class RemoteSource:
     def _miss(self) -> None:
         self.fail(Fault(FaultKind.PROTOCOL, "The worker left out a delta."))
 
-    def _take_rich(self, rich: RichDelta) -> None:
+    def _take_rich(self, rich: RichDelta, now: float) -> None:
         text = rich.text
         if rich.index == self.count and (self.pieces or rich.pieces):
             pieces, self.pieces = self.pieces or Pieces(), None
@@ -472,7 +494,7 @@ class RemoteSource:
             self.fail(Fault(FaultKind.PROTOCOL, "The worker sent half a tool call."))
             return
         delta = Delta(self.assignment, rich.index, kind, text, part, rich.logprobs)
-        self.recount([delta])
+        self.recount([delta], now)
         self.deliver(self.assignment, [delta])
 
     def _is_whole(self, count: int, reason: str) -> bool:

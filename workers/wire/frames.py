@@ -226,8 +226,9 @@ class Waiting(Message, tag=34):
 
     stream: Stream
     state: Name
-    """busy, idle, unavailable: no head yet. head: it is here. moves: bytes
-    came, and no delta."""
+    """busy, idle, unavailable: no head yet, or no more: also behind ``head``, as
+    long as no delta and no piece came. head: it is here. moves: bytes came behind
+    it, and no delta."""
 
 
 class Deltas(Message, tag=35):

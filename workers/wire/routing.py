@@ -357,13 +357,13 @@ class RouterEnd:
             if (
                 source.phase is _STREAMING and not source.paused and not source.pieces
             ) or source.begin_deltas(deltas, now):
-                source.last_byte_at = now
                 # See `RemoteSource.recount`; this is what it comes to when all is well.
                 index = deltas[-1].index
                 if index == source.count + len(deltas) - 1:
+                    source.last_byte_at = now
                     source.count = index + 1
                 else:
-                    source.recount(deltas)
+                    source.recount(deltas, now)
                 source.deliver(source.assignment, deltas)
             if source.spent >= source.refill_at:
                 source.refill()

@@ -358,7 +358,8 @@ def test_w2_what_the_agent_says_of_the_silence_is_kept() -> None:
     said.append(source.said)
 
     assert said == [None, WaitState.BUSY, WaitState.UNAVAILABLE]
-    assert source.last_byte_at == at + 1
+    # The silence goes on: a word of it is no sign of life.
+    assert source.last_byte_at == at
 
 
 def test_w2_a_word_of_the_silence_that_comes_too_late_or_early_is_left_aside() -> None:
@@ -1030,3 +1031,143 @@ def test_l1_a_job_that_msgpack_cannot_say_is_its_clients_and_begins_nothing(
     assert counts == [None]
     assert desk.sent() == []
     assert not desk.end.sources
+
+
+@pytest.mark.parametrize("state", list(WaitState))
+def test_w2_an_agent_whose_engine_was_lost_before_a_delta_waits_for_a_head_again(
+    state: WaitState,
+) -> None:
+    desk = Desk()
+    source, delivery = desk.offer()
+    desk.sent()
+    desk.hear(Accepted(1), Waiting(1, "busy"), Waiting(1, "head"))
+    desk.hear(Waiting(1, "moves"))
+    calls = delivery.calls.count(("progress", None))
+    desk.hear(Waiting(1, state.value))
+
+    assert (source.phase, source.said) == (SourcePhase.AWAITING_HEAD, state)
+    # The silence begins here, and no other word of it begins it anew.
+    assert source.since == source.last_byte_at == desk.time
+    assert delivery.calls.count(("progress", None)) == calls + 1
+    began = desk.time
+    desk.hear(Waiting(1, "idle"), Waiting(1, "busy"), Waiting(1, "moves"))
+    assert source.last_byte_at == began
+
+    desk.hear(Waiting(1, "head"))
+    assert source.phase is SourcePhase.STREAMING
+    desk.hear(text(1, 0, "a"), finished(1, 1))
+    assert delivery.names == ["accepted", "deltas", "finished"]
+    assert desk.end.late == 0
+
+
+def test_w2_a_delta_may_follow_a_head_that_was_taken_back() -> None:
+    desk = Desk()
+    source, delivery = desk.offer()
+    desk.hear(Accepted(1), Waiting(1, "head"), Waiting(1, "idle"), text(1, 0, "a"))
+
+    assert source.phase is SourcePhase.STREAMING
+    assert delivery.text == "a"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize(
+    ("came", "phase"),
+    [
+        (text(1, 0, "a"), SourcePhase.STREAMING),
+        (RichDelta(1, 0, "text", "a"), SourcePhase.STREAMING),
+        (Piece(1, 0, 0, "a"), SourcePhase.STREAMING),
+        (Finishing(1, 0, "stop"), SourcePhase.FINISHING),
+    ],
+    ids=["delta", "rich", "piece", "finishing"],
+)
+def test_f1_no_word_takes_a_head_back_behind_which_something_came(
+    came: Message, phase: SourcePhase, paused: bool
+) -> None:
+    desk = Desk()
+    source, _ = desk.offer()
+    desk.hear(Accepted(1), Waiting(1, "head"))
+    if paused:
+        source.pause()
+    desk.hear(came)
+    at = source.last_byte_at
+    desk.hear(*(Waiting(1, state.value) for state in WaitState))
+    assert (source.said, source.last_byte_at) == (None, at)
+    assert source.phase is (SourcePhase.STREAMING if paused else phase)
+    source.resume()
+
+    assert source.phase is phase
+
+
+def test_w2_deltas_that_were_held_end_the_wait_for_the_head() -> None:
+    desk = Desk()
+    source, delivery = desk.offer()
+    desk.hear(Accepted(1))
+    source.pause()
+    desk.hear(text(1, 0, "a"))
+    source.resume()
+
+    assert source.phase is SourcePhase.STREAMING
+    assert delivery.text == "a"
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        Waiting(1, "busy"),
+        Waiting(1, "head"),
+        Waiting(1, "a word of a later version"),
+        Accepted(1),
+        Counted(1, 3),
+        text(1, 0, "a"),
+        Deltas([(1, 0, 0, "a"), (1, 0, 0, "a")]),
+        RichDelta(1, 0, "text", "a"),
+        Piece(1, 0, 0, "a"),
+        Piece(1, 1, 0, "b"),
+    ],
+    ids=repr,
+)
+def test_w6_what_says_nothing_new_is_no_sign_of_life(nothing: Message) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    desk.hear(Piece(1, 1, 0, "b"))
+    at = source.last_byte_at
+    desk.hear(nothing)
+
+    assert source.last_byte_at == at
+    assert source.phase is SourcePhase.STREAMING
+    assert delivery.end is None
+
+
+@pytest.mark.parametrize(
+    "life",
+    [
+        Waiting(1, "moves"),
+        text(1, 1, "b"),
+        Deltas([(1, 0, 0, "a"), (1, 1, 0, "b")]),
+        Deltas([(1, 1, 0, "b"), (1, 0, 0, "a")]),
+        RichDelta(1, 1, "text", "b"),
+        Piece(1, 1, 0, "b"),
+        Finishing(1, 1, "stop"),
+    ],
+    ids=repr,
+)
+def test_w6_what_moves_an_answer_is_a_sign_of_life(life: Message) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    desk.hear(life)
+
+    assert source.last_byte_at == desk.time
+    assert delivery.end is None
+
+
+@pytest.mark.parametrize(
+    "delta", [text(1, 1, "b"), RichDelta(1, 1, "text", "b")], ids=["plain", "rich"]
+)
+def test_w6_the_time_of_a_delta_is_known_to_whom_it_is_handed(delta: Message) -> None:
+    desk = Desk()
+    source, delivery = streaming(desk)
+    times: list[float] = []
+    delivery.hook = lambda _: times.append(source.last_byte_at)
+    desk.hear(delta)
+
+    assert times == [desk.time]
