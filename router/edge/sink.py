@@ -18,9 +18,10 @@ from router.tally import Tally
 #: Bytes. Below LOW the source reads on, from HIGH on it is paused.
 LOW: Final = 32 * 1024
 HIGH: Final = 64 * 1024
-#: Never held for one client, except as the rest of one event that was taken
-#: while the buffer was below HIGH.
-CEILING: Final = 1024 * 1024
+#: Taken behind the event that filled the sink, however large that was: what one
+#: read of a worker brings with it, the end of the answer among it. More comes only
+#: from a source that does not heed FULL.
+BEHIND: Final = 1024 * 1024
 
 
 class Socket(Protocol):
@@ -56,6 +57,7 @@ class Sink:
 
     __slots__ = (
         "_buffer",
+        "_ceiling",
         "_cork",
         "_corked",
         "_fd",
@@ -84,6 +86,8 @@ class Sink:
         self._buffer = bytearray()
         #: Above the high mark, and not yet back at the low one.
         self.full = False
+        #: While it is full: more is never held.
+        self._ceiling = 0
         #: The client takes nothing any more, for whatever reason.
         self.cut_off = False
         #: While bytes are held: when one last moved, on Trio's clock.
@@ -109,8 +113,7 @@ class Sink:
         if self.cut_off:
             return Taken.GONE
         if self._buffer:
-            held = len(self._buffer)
-            if held >= HIGH and held + len(octets) > CEILING:
+            if self.full and len(self._buffer) + len(octets) > self._ceiling:
                 self.cut()
                 return Taken.GONE
             return self._hold(octets)
@@ -210,15 +213,12 @@ class Sink:
         kept = self._corked
         if not kept:
             self._cork.keep(self)
-        elif len(kept) >= HIGH and len(kept) + len(octets) > CEILING:
+        elif self.full and len(kept) + len(octets) > self._ceiling:
             self.cut()
             return Taken.GONE
         octets = kept + octets
         self._corked = octets
-        if len(octets) >= HIGH:
-            self.full = True
-            return Taken.FULL
-        return _MORE
+        return self._filled(len(octets)) if len(octets) >= HIGH else _MORE
 
     def _wait_with(self, left: bytes) -> Taken:
         """Hold what the kernel did not take, until it has room."""
@@ -232,7 +232,10 @@ class Sink:
         held = len(buffer)
         tally = self._tally
         tally.buffer_high_water = max(tally.buffer_high_water, held)
-        if held >= HIGH:
+        return self._filled(held) if held >= HIGH else _MORE
+
+    def _filled(self, held: int) -> Taken:
+        if not self.full:
             self.full = True
-            return Taken.FULL
-        return _MORE
+            self._ceiling = held + BEHIND
+        return Taken.FULL

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from router.settings import RouterSettings, WaitSettings
-from tests.kit.edge import RawClient, chat, events, until
+from tests.kit.edge import RawClient, chat, events, request, until
 from tests.kit.engine import Script, answers, refuses
 from tests.kit.exchange import Exchange
 from tests.kit.stack import Stack, open_stack
@@ -378,3 +378,54 @@ async def test_h5_a_reply_that_is_gathered_whole_has_a_bound(
         with trio.fail_after(1):
             await stack.engines[0].seen[0].closed.wait()
         await stack.settle()
+
+
+#: Good in both dialects.
+ASKED = {
+    "model": "m",
+    "stream": True,
+    "max_tokens": 9,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+@pytest.mark.parametrize("behind", ["end", "deltas", "error"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_b42_a_line_of_a_mib_passes_with_all_that_came_behind_it(
+    path: str, behind: str
+) -> None:
+    def event(text: str) -> bytes:
+        frame = {"choices": [{"index": 0, "delta": {"content": text}}]}
+        return b"data: " + json.dumps(frame).encode() + b"\n\n"
+
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    small = event("z") * 600 if behind == "deltas" else b""
+    last = b'data: {"error":{"message":"bad","code":500}}\n\n'
+    if behind != "error":
+        last = end + b"data: [DONE]\n\n"
+    # The longest line there may be.
+    size = 1024 * 1024 - len(event("")) + len("\n\n")
+
+    async def says(x: Exchange) -> None:
+        await x.head()
+        await x.data(event("y" * size) + small + last)
+        await x.end()
+
+    async with open_stack(says) as stack:
+        client = await stack.edge.connect()
+        await client.send(request("POST", path, json.dumps(ASKED).encode()))
+        got = await client.until(b"\r\n\r\n")
+        assert got.split()[1] == b"200"
+        while not client.got.endswith(b"\r\n0\r\n\r\n"):
+            more = await client.read()
+            if not more:
+                break
+            client.got += more
+        whole = client.got.endswith(b"\r\n0\r\n\r\n")
+        await stack.settle()
+
+    assert client.got.count(b"y") >= size
+    assert client.got.count(b'"z"') == (600 if small else 0)
+    assert whole is (behind != "error")
+    assert (b'"error"' in client.got) is (behind == "error")
+    assert not stack.router.tally.disconnects

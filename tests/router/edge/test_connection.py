@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from router.edge.server import Edge, client_edge
-from router.edge.sink import CEILING, HIGH
+from router.edge.sink import BEHIND, HIGH
 from router.errors import Fault, FaultKind, LocalError
 from router.messages import Finished
 from router.openai.reply import StreamEncoder
@@ -463,7 +463,7 @@ async def test_h5_who_is_cut_by_the_end_of_an_answer_keeps_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def long(self: StreamEncoder, finished: Finished) -> bytes:
-        return b"data: " + bytes(CEILING) + b"\n\n"
+        return b"data: " + bytes(2 * BEHIND) + b"\n\n"
 
     monkeypatch.setattr(StreamEncoder, "finish", long)
     router = StubRouter()

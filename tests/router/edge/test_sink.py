@@ -3,10 +3,11 @@
 import errno
 
 import hypothesis.strategies as st
+import pytest
 import trio
 from hypothesis import given
 
-from router.edge.sink import CEILING, HIGH, LOW, Sink
+from router.edge.sink import BEHIND, HIGH, LOW, Sink
 from router.ports import Taken
 from router.tally import Tally
 from tests.kit.cork import strict_cork
@@ -114,18 +115,31 @@ async def test_h5_below_the_high_mark_one_event_is_taken_however_large() -> None
     rig = Rig(NEVER)
     rig.sink.write(bytes(HIGH - 1))
 
-    assert rig.sink.write(bytes(3 * CEILING)) is Taken.FULL
+    assert rig.sink.write(bytes(3 * BEHIND)) is Taken.FULL
     assert not rig.sink.cut_off
+
+
+@pytest.mark.parametrize("corked", [False, True])
+async def test_h5_behind_a_large_event_the_end_of_its_answer_is_taken(
+    corked: bool,
+) -> None:
+    rig = Rig(NEVER)
+    if corked:
+        rig.cork.hold(0.0)
+    assert rig.sink.write(bytes(3 * BEHIND)) is Taken.FULL
+
+    assert rig.sink.write(b"the end") is Taken.FULL
+    assert rig.sink.write(bytes(BEHIND)) is Taken.GONE
 
 
 async def test_h5_past_the_ceiling_the_client_is_cut_and_its_bytes_dropped() -> None:
     rig = Rig(NEVER)
     rig.sink.write(bytes(HIGH))
 
-    assert rig.sink.write(bytes(CEILING - HIGH)) is Taken.FULL
+    assert rig.sink.write(bytes(BEHIND)) is Taken.FULL
     assert rig.sink.write(b"x") is Taken.GONE
     assert rig.sink.held == 0
-    assert rig.tally.buffer_high_water == CEILING
+    assert rig.tally.buffer_high_water == HIGH + BEHIND
 
 
 async def test_h5_a_sink_stalls_only_while_bytes_are_held_and_none_move(
@@ -235,7 +249,7 @@ async def test_h5_past_the_ceiling_a_turn_cuts_its_client() -> None:
     rig = Rig()
     rig.cork.hold(0.0)
     rig.sink.write(bytes(HIGH))
-    assert rig.sink.write(bytes(CEILING - HIGH)) is Taken.FULL
+    assert rig.sink.write(bytes(BEHIND)) is Taken.FULL
     assert rig.sink.write(b"x") is Taken.GONE
 
     rig.cork.release()
