@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Final
 
 from router.engine.flight import Flight
 from router.errors import Fault
@@ -9,6 +10,9 @@ from router.ids import WorkerId
 from router.messages import Delta, Finished
 from router.ports import EndsReasoning, SourcePhase, Taken
 from workers.wire.inbound import Inbound, State
+
+#: What is told when the head is here, as it is or was just now.
+_BEHIND_HEAD: Final = frozenset({"head", "moves"})
 
 
 def _nothing() -> None:
@@ -78,7 +82,13 @@ class WireReceiver:
         self.over()
 
     def restart(self) -> None:
-        """See ``ports.Receiver``: nothing was emitted yet."""
+        """See ``ports.Receiver``: nothing was emitted yet.
+
+        But a head may have been told, which is no more: another engine, in which
+        a slot is taken, has the job now. What its silence means is told when it
+        was looked at.
+        """
+        self._tell("busy")
 
     def due(self, now: float) -> float:
         """See ``ports.Receiver``: a finish reason is told at once."""
@@ -135,7 +145,7 @@ class WireReceiver:
         state = ""
         if source.phase is SourcePhase.STREAMING:
             moved_at = source.last_byte_at
-            if inbound.told != "head" and inbound.next_index == 0:
+            if inbound.told not in _BEHIND_HEAD and inbound.next_index == 0:
                 state = "head"
             elif moved_at > max(self._moved_at, flight.last_delta_at):
                 # Bytes without a delta: progress all the same (W6).
@@ -144,5 +154,8 @@ class WireReceiver:
         elif flight.wait_state is not None:
             state = flight.wait_state.value
         if state and (state != inbound.told or state == "moves"):
-            inbound.told = state
-            inbound.wait(state)
+            self._tell(state)
+
+    def _tell(self, state: str) -> None:
+        self.inbound.told = state
+        self.inbound.wait(state)

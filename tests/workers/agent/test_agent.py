@@ -10,16 +10,20 @@ import trio
 
 from router.engine.flight import Flight
 from router.messages import Endpoint, GenerationParams, Job
+from router.ports import SourcePhase
+from router.waiting import WaitState
 from tests.kit.agents import (
     QUICK,
     RunningAgent,
     open_agent,
+    open_far_router,
 )
 from tests.kit.delivery import JOB, assignment
 from tests.kit.edge import until
 from tests.kit.engine import in_turn, refuses, silent
 from tests.kit.exchange import Exchange
 from tests.kit.peer import Peer, calling, router_passport
+from tests.kit.receiver import Recorder
 from tests.kit.visits import offer_of, slow, visiting
 from workers import link
 from workers.agent import agent as agent_module
@@ -555,3 +559,114 @@ async def test_l1_a_bug_at_an_offers_first_look_declines_it(
             assert (await peer.expect(Declined)).reason == "no_engine"
         await peer.send(*offer_of(peer, 2))
         await peer.expect(frames.Finished)
+
+
+def telling_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have agents look at silence all the time."""
+    monkeypatch.setattr(visit, "LOOK_S", 0.02)
+    monkeypatch.setattr(visit, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(agent_module, "TICK_S", 0.01)
+
+
+class Moved:
+    """An engine that is lost behind its head, and one that has the job then."""
+
+    def __init__(self) -> None:
+        self.lose = trio.Event()
+        self.moved = trio.Event()
+        self.head = trio.Event()
+        self.say = trio.Event()
+
+    async def script(self, x: Exchange) -> None:
+        """Be the first of them for whoever comes first."""
+        if not self.lose.is_set():
+            await x.role()
+            await self.lose.wait()
+            await x.reset()
+            return
+        self.moved.set()
+        await self.head.wait()
+        await x.role()
+        await self.say.wait()
+        await x.text("hello")
+        await x.finish()
+        await x.done()
+        await x.end()
+
+
+async def test_w2_an_agent_takes_the_head_of_an_engine_back_that_it_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telling_soon(monkeypatch)
+    engines = Moved()
+    # No poll of its own says what the silence means before this test is over.
+    slow_looks = attrs.evolve(QUICK, poll_ms=600_000)
+    async with (
+        open_agent(engines.script, engines.script, waits=slow_looks) as agent,
+        visiting(agent) as peer,
+    ):
+        await peer.send(*offer_of(peer))
+        assert (await peer.expect(Waiting)).state == "head"
+        engines.lose.set()
+        assert (await peer.expect(Waiting)).state == "busy"
+        engines.head.set()
+        assert (await peer.expect(Waiting)).state == "head"
+        engines.say.set()
+        assert (await peer.expect(frames.Finished)).count == 1
+
+
+async def test_w4_a_router_waits_for_the_engine_that_has_a_job_after_a_lost_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telling_soon(monkeypatch)
+    engines, client = Moved(), Recorder()
+    async with (
+        open_agent(engines.script, engines.script) as agent,
+        open_far_router(agent) as router,
+        trio.open_nursery() as nursery,
+    ):
+        request = router.new_request_id()
+        nursery.start_soon(lambda: router.serve(JOB, client, request=request))
+
+        def phase() -> SourcePhase | None:
+            flight = router.flights.get(request)
+            source = None if flight is None else flight.source
+            return None if source is None else source.phase
+
+        await until(lambda: phase() is SourcePhase.STREAMING)
+        engines.lose.set()
+        await engines.moved.wait()
+        await until(lambda: phase() is SourcePhase.AWAITING_HEAD)
+        flight = router.flights[request]
+        await until(lambda: flight.wait_state is WaitState.BUSY)
+        engines.head.set()
+        await until(lambda: phase() is SourcePhase.STREAMING)
+        engines.say.set()
+
+    assert (client.text, client.fault) == ("hello", None)
+    assert [attempts for _, attempts in client.routes] == [1]
+
+
+async def test_w6_a_head_is_told_once_however_bytes_move_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telling_soon(monkeypatch)
+    go = trio.Event()
+
+    async def comments(x: Exchange) -> None:
+        await x.role()
+        await go.wait()
+        await x.data(b": here still\n\n")
+        await x.wait_closed()
+
+    async with open_agent(comments) as agent, visiting(agent) as peer:
+        await peer.send(*offer_of(peer))
+        assert (await peer.expect(Waiting)).state == "head"
+        go.set()
+        assert (await peer.expect(Waiting)).state == "moves"
+        # Looked at a few times more.
+        for _ in range(5):
+            await peer.expect(Observation)
+
+        told = [m.state for m in peer.heard if isinstance(m, Waiting)]
+        assert told == ["head", "moves"]
