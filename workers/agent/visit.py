@@ -43,6 +43,8 @@ _REFUSALS: Final[Mapping[FaultKind, Decline]] = {
     FaultKind.SHUTTING_DOWN: Decline.DRAINING,
 }
 BUG: Final = Fault(FaultKind.INTERNAL, "The worker failed on this request.")
+#: Of a router that is told so, what it was told before is not so any more.
+_MISLED: Final = frozenset({Decline.NO_SLOT, Decline.LOADING, Decline.NO_ENGINE})
 _FULL: Final = Refusal(Decline.NO_SLOT, "All slots of the worker are taken.")
 
 
@@ -75,12 +77,13 @@ class _Told:
     at: float = -float("inf")
     sequence: int = 0
     models: dict[str, tuple[int, int]] = attrs.field(factory=dict)
-    slots: tuple[int, int] = (-1, -1)
     hosts: list[Host] | None = None
+    hosts_at: float = -float("inf")
+    """When they were looked at last."""
 
 
 class Visit:
-    """Implements ``hosting.Gate`` for one open connection."""
+    """Implements ``hosting.Gate`` and ``Corked`` for one open connection."""
 
     def __init__(self, house: House, guest: Guest, link: Link) -> None:
         """Open *link*, whose peer has proven itself, for offers."""
@@ -97,6 +100,10 @@ class Visit:
         self.receivers: dict[int, WireReceiver] = {}
         self._house = house
         self._told = _Told()
+        #: In this turn the router was told what there is, before a no; and has
+        #: heard a no since.
+        self._corrected = False
+        self._doubted = False
         self._looked_at = self.since
         #: Of the observation behind all that its router is owed, while that is so.
         self._all_said: int | None = None
@@ -142,6 +149,19 @@ class Visit:
         """See ``hosting.Gate``."""
         self._have(inbound, WireReceiver.end_reasoning)
 
+    # ---- cork.Corked ----
+
+    def uncork(self) -> None:
+        """A turn with a no is over: say what has changed since the first one."""
+        self._corrected = False
+        if self._doubted:
+            self._doubted = False
+            self.observe(trio.current_time(), fresh=False)
+
+    def crash(self) -> None:
+        """End for a bug in ``uncork``."""
+        self.link.crash()
+
     # ---- calls from the agent ----
 
     def drain(self) -> None:
@@ -183,22 +203,23 @@ class Visit:
         }
         if not fresh and models == told.models:
             return
-        slots = slots_of(router)
-        hosts = hosts_of(router) if fresh else told.hosts
-        sequence = house.next_sequence()
-        self.end.observe(
-            Observation(
-                house.epoch,
-                sequence,
-                slots[0],
-                slots[1],
-                models,
-                context_of(router),
-                lacks_of(router),
-                None if hosts == told.hosts else hosts,
-            )
+        slots, load = slots_of(router)
+        hosts, hosts_at = told.hosts, told.hosts_at
+        if now - hosts_at >= HEARTBEAT_S:
+            # They are for people, and cost more than all the rest.
+            hosts, hosts_at = hosts_of(router), now
+        observation = Observation(
+            house.epoch,
+            house.next_sequence(),
+            slots,
+            load,
+            models,
+            context_of(router),
+            lacks_of(router),
+            None if hosts == told.hosts else hosts,
         )
-        self._told = _Told(now, sequence, models, slots, hosts)
+        self.end.observe(observation)
+        self._told = _Told(now, observation.sequence, models, hosts, hosts_at)
 
     def leave(self) -> None:
         """The connection is over: so is all that it had begun (P5)."""
@@ -293,8 +314,19 @@ class Visit:
         house.router.tally.declines[refusal.reason.value] += 1
         if refusal.reason is Decline.NO_SLOT:
             house.shares.missed(self.guest, inbound.offer.target, now)
-        if refusal.reason is not Decline.STALE:
-            self.observe(now, fresh=True)
+        if refusal.reason in _MISLED:
+            self._correct(now)
+
+    def _correct(self, now: float) -> None:
+        """Say what there is, once a turn: one read may bring a thousand offers."""
+        cork = self._house.router.cork
+        if self._corrected:
+            self._doubted = True
+            return
+        if cork.held:
+            self._corrected = True
+            cork.keep(self)
+        self.observe(now, fresh=True)
 
     def _over(self, inbound: Inbound) -> None:
         if self.receivers.pop(inbound.number, None) is not None:

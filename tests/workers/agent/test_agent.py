@@ -150,6 +150,54 @@ async def test_p3_offers_of_one_read_take_no_more_than_there_is() -> None:
         await until(lambda: len(agent.engines[0].seen) == 3)
 
 
+async def test_p3_a_burst_that_finds_no_slot_is_told_once_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What engines do is for people, and goes with heartbeats alone.
+    monkeypatch.setattr(visit, "HEARTBEAT_S", 3600.0)
+    async with open_agent(silent, slots=1) as agent, visiting(agent) as peer:
+        await peer.send(*offer_of(peer, 1))
+        await peer.expect(Accepted)
+        before = len(peer.heard)
+        await peer.send(*(offer_of(peer, n)[0] for n in range(2, 202)))
+        await until_declined(peer, 200)
+
+        told = [m for m in peer.heard[before:] if isinstance(m, Observation)]
+        # A read or a few, and what the slots' own changes bring.
+        assert len(told) < 20
+        assert all(seen.hosts is None for seen in told)
+
+
+async def until_declined(peer: Peer, most: int) -> None:
+    """Read until *most* declines were heard."""
+    for _ in range(most):
+        await peer.expect(Declined)
+
+
+async def test_p3_what_changed_since_the_first_no_of_a_read_is_told_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_module, "TICK_S", 3600.0)
+    monkeypatch.setattr(agent_module, "GATHER_S", 3600.0)
+    async with (
+        open_agent(silent, slots=1, models=("m", "n")) as agent,
+        visiting(agent) as peer,
+    ):
+        await peer.send(*offer_of(peer, 1))
+        await peer.expect(Accepted)
+        job = attrs.evolve(JOB, target="n")
+        await peer.send(
+            offer_of(peer, 2)[0],
+            Cancel(1),
+            *offer_of(peer, 3, job=job),
+            offer_of(peer, 4)[0],
+        )
+        await until_declined(peer, 2)
+        told = await peer.expect(Observation)
+
+        assert told.models == {"m": (0, 2), "n": (1, 2)}
+
+
 async def test_p3_a_prompt_of_tokens_that_does_not_fit_is_declined() -> None:
     job = attrs.evolve(
         JOB,
