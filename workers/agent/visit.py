@@ -5,6 +5,7 @@ the permit is taken before yes is said (P3). Rule 2: when the connection is
 over, so is all that it had begun, at once (P5).
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -32,6 +33,9 @@ from workers.wire.frames import HEARTBEAT_S, Draining, Host, Observation
 from workers.wire.hosting import AgentEnd, Memory, Refusal
 from workers.wire.inbound import Inbound, State
 from workers.wire.jobs import known_tokens
+from workers.wire.shapes import fits
+
+log: Final = logging.getLogger("fencepost.workers")
 
 #: Seconds between two looks at what silence means.
 LOOK_S: Final = 0.5
@@ -100,6 +104,7 @@ class Visit:
         self.receivers: dict[int, WireReceiver] = {}
         self._house = house
         self._told = _Told()
+        self._left_out = False
         #: In this turn the router was told what there is, before a no; and has
         #: heard a no since.
         self._corrected = False
@@ -205,7 +210,8 @@ class Visit:
             return
         slots, load = slots_of(router)
         hosts, hosts_at = told.hosts, told.hosts_at
-        if now - hosts_at >= HEARTBEAT_S:
+        looks = now - hosts_at >= HEARTBEAT_S
+        if looks:
             # They are for people, and cost more than all the rest.
             hosts, hosts_at = hosts_of(router), now
         observation = Observation(
@@ -218,6 +224,8 @@ class Visit:
             lacks_of(router),
             None if hosts == told.hosts else hosts,
         )
+        if looks:
+            self._warn(observation)
         self.end.observe(observation)
         self._told = _Told(now, observation.sequence, models, hosts, hosts_at)
 
@@ -228,6 +236,18 @@ class Visit:
         self._house.changed()
 
     # ---- inner parts ----
+
+    def _warn(self, seen: Observation) -> None:
+        """Log, once, that *seen* has more than its router can be told of."""
+        if not self._left_out and not fits(seen):
+            self._left_out = True
+            log.warning(
+                "router %s is not told of all %d models and %d engines here: their"
+                " names are too long, or there are too many",
+                self.router_id,
+                len(seen.models),
+                len(self._house.router.workers),
+            )
 
     def _ask(
         self, inbound: Inbound, question: Callable[[], Refusal | None]

@@ -40,6 +40,10 @@ DELTA_COST: Final = 64
 NUMBER_MAX: Final = 2**53
 NAME_MAX: Final = 256
 SENTENCE_MAX: Final = 4096
+#: Models, engines and missing parameters in one observation.
+MODELS_MAX: Final = 4096
+HOSTS_MAX: Final = 1024
+LACKS_MAX: Final = 64
 #: Greatest number of an attempt.
 ATTEMPT_MAX: Final = 2**31
 #: Seconds between two observations, and of silence after which an end is lost.
@@ -334,13 +338,16 @@ class Observation(Message, tag=41):
     """Of all its engines that serve."""
     load: Number
     """Of these, how many work, for whomever."""
-    models: dict[Name, tuple[Number, Annotated[int, Meta(ge=0, le=2)]]]
+    models: Annotated[
+        dict[Name, tuple[Number, Annotated[int, Meta(ge=0, le=2)]]],
+        Meta(max_length=MODELS_MAX),
+    ]
     """Model to what the router may have there, its own included, and to 0: out,
     1: coming up, 2: serving."""
     context: Number | None
-    lacks: list[str]
+    lacks: Annotated[list[str], Meta(max_length=LACKS_MAX)]
     """Sampling parameters that some engine behind it does not know (J3)."""
-    hosts: list[Host] | None = None
+    hosts: Annotated[list[Host], Meta(max_length=HOSTS_MAX)] | None = None
     """None: as in the observation before."""
 
 

@@ -5,18 +5,30 @@ they end no connection: what no frame can carry is left out. The limits are thos
 of ``frames``. Pure.
 """
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Final
 
 from msgspec.structs import replace
 
 from router.messages import Usage
-from workers.wire.frames import NAME_MAX, NUMBER_MAX, Host, Observation, Tokens
+from workers.wire.frames import (
+    HOSTS_MAX,
+    MODELS_MAX,
+    NAME_MAX,
+    NUMBER_MAX,
+    Host,
+    Observation,
+    Tokens,
+    encode,
+)
 
-#: Models in one observation.
-MODELS_MAX: Final = 4096
+#: Bytes of an observation for its models, and for its hosts: together less than a
+#: frame has. As many models as it may have fit, if their names are ASCII.
+MODELS_BYTES: Final = 1280 * 1024
+HOSTS_BYTES: Final = 512 * 1024
+#: Bytes of a model besides those of its name, at most: heads, slots and state.
+_MODEL_COST: Final = 16
 
 
 def number_of(value: int | None) -> int | None:
@@ -55,7 +67,11 @@ def tokens_of(usage: Usage | None) -> Tokens | None:
 
 
 def fit(seen: Observation) -> Observation:
-    """Give *seen* without what no frame can carry."""
+    """Give *seen* without what no frame can carry.
+
+    Of more models or hosts than it has room for, the first are told of: which
+    they are depends on nothing but their order.
+    """
     hosts = seen.hosts
     return replace(
         seen,
@@ -63,16 +79,40 @@ def fit(seen: Observation) -> Observation:
         load=_clamped(seen.load),
         models=_models(seen.models),
         context=number_of(seen.context),
-        hosts=None if hosts is None else [_host(host) for host in hosts],
+        hosts=None if hosts is None else _hosts(hosts),
+    )
+
+
+def fits(seen: Observation) -> bool:
+    """Say whether ``fit`` leaves no model and no host of *seen* out."""
+    told = fit(seen)
+    return len(told.models) == len(seen.models) and (
+        len(told.hosts or ()) == len(seen.hosts or ())
     )
 
 
 def _models(models: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    named = ((name, at) for name, at in models.items() if is_name(name))
-    return {
-        name: (_clamped(slots), state)
-        for name, (slots, state) in islice(named, MODELS_MAX)
-    }
+    kept: dict[str, tuple[int, int]] = {}
+    room = MODELS_BYTES
+    for name, (slots, state) in models.items():
+        if not is_name(name):
+            continue
+        room -= _MODEL_COST + len(name.encode())
+        if room < 0 or len(kept) == MODELS_MAX:
+            break
+        kept[name] = (_clamped(slots), state)
+    return kept
+
+
+def _hosts(hosts: Sequence[Host]) -> list[Host]:
+    kept: list[Host] = []
+    room = HOSTS_BYTES
+    for host in map(_host, hosts[:HOSTS_MAX]):
+        room -= len(encode(host))
+        if room < 0:
+            break
+        kept.append(host)
+    return kept
 
 
 def _host(host: Host) -> Host:
@@ -80,8 +120,14 @@ def _host(host: Host) -> Host:
         host,
         slots=_clamped(host.slots),
         busy=_clamped(host.busy),
+        engine=_cut(host.engine),
+        version=_cut(host.version),
         models=[name[:NAME_MAX] for name in host.models],
     )
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else text[:NAME_MAX]
 
 
 def _clamped(value: int) -> int:

@@ -198,6 +198,21 @@ async def test_p3_what_changed_since_the_first_no_of_a_read_is_told_behind_it(
         assert told.models == {"m": (0, 2), "n": (1, 2)}
 
 
+async def test_p2_an_agent_says_once_that_it_can_not_tell_of_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(visit, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(agent_module, "TICK_S", 0.01)
+    monkeypatch.setattr("workers.wire.shapes.MODELS_MAX", 2)
+    async with open_agent(None, models=("m", "n", "o")) as agent, visiting(agent) as x:
+        for _ in range(5):
+            assert list((await x.expect(Observation)).models) == ["m", "n"]
+
+    (line,) = [r.getMessage() for r in caplog.records if "not told of" in r.msg]
+    assert "router router" in line
+    assert "all 3 models and 1 engines" in line
+
+
 async def test_p3_a_prompt_of_tokens_that_does_not_fit_is_declined() -> None:
     job = attrs.evolve(
         JOB,

@@ -4,8 +4,10 @@ import gc
 import weakref
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import attrs
+import msgspec.structs
 import pytest
 
 from router.errors import Fault, FaultKind, LocalError, WorkerFailed
@@ -33,6 +35,9 @@ from workers.wire.attempt import (
 )
 from workers.wire.frames import (
     DELTA_COST,
+    HOSTS_MAX,
+    LACKS_MAX,
+    MODELS_MAX,
     PART_MAX,
     WINDOW,
     Accepted,
@@ -47,6 +52,7 @@ from workers.wire.frames import (
     Failed,
     Finishing,
     Hello,
+    Host,
     Message,
     Observation,
     Offer,
@@ -800,6 +806,28 @@ def test_p4_an_observation_of_another_life_closes_the_connection() -> None:
     with pytest.raises(WireError) as raised:
         desk.hear(Observation(EPOCH + 1, 1, 4, 1, {}, None, []))
     assert raised.value.reason is Reason.OUT_OF_ORDER
+
+
+@pytest.mark.parametrize(
+    ("field", "of", "most"),
+    [
+        ("models", lambda n: {f"m{i}": (1, 2) for i in range(n)}, MODELS_MAX),
+        ("hosts", lambda n: [Host("e", "", "", None, None, 1, 0, [])] * n, HOSTS_MAX),
+        ("lacks", lambda n: ["min_p"] * n, LACKS_MAX),
+    ],
+)
+def test_p4_an_observation_of_more_than_there_may_be_closes_the_connection(
+    field: str, of: Callable[[int], Any], most: int
+) -> None:
+    desk = Desk()
+    none = Observation(EPOCH, 1, 4, 1, {}, None, [])
+    desk.hear(msgspec.structs.replace(none, **{field: of(most)}))
+    assert len(desk.observations) == 1
+
+    with pytest.raises(WireError) as raised:
+        desk.hear(msgspec.structs.replace(none, **{field: of(most + 1)}))
+    assert raised.value.reason is Reason.BAD_SHAPE
+    assert len(desk.observations) == 1
 
 
 def test_l5_draining_is_handed_on() -> None:

@@ -13,10 +13,20 @@ from router.messages import Delta, Finished, FinishReason, Kind, ToolPart, Usage
 from tests.kit.delivery import JOB, RecordingDelivery, assignment
 from tests.kit.wire import EPOCH, Counter, Desk, offered
 from workers.wire.faults import Decline
-from workers.wire.frames import NAME_MAX, NUMBER_MAX, Host, Observation
+from workers.wire.frames import (
+    FRAME_MAX,
+    HOSTS_MAX,
+    LENGTH,
+    MODELS_MAX,
+    NAME_MAX,
+    NUMBER_MAX,
+    Host,
+    Observation,
+    pack,
+)
 from workers.wire.hosting import Refusal
 from workers.wire.inbound import Inbound
-from workers.wire.shapes import MODELS_MAX, fit, milliseconds
+from workers.wire.shapes import fit, fits, milliseconds
 
 #: Numbers that an engine may say, far beyond those of the wire.
 NUMBERS = st.integers() | st.sampled_from([-1, 0, NUMBER_MAX, NUMBER_MAX + 1, 2**64])
@@ -140,6 +150,34 @@ def test_p4_an_observation_is_of_bounded_length() -> None:
     told = fit(Observation(EPOCH, 1, 1, 0, models, None, []))
 
     assert len(told.models) == MODELS_MAX
+
+
+@pytest.mark.parametrize("letter", ["m", "é", "\N{CJK UNIFIED IDEOGRAPH-6A21}", "😀"])
+def test_p2_however_long_the_names_of_models_are_an_observation_is_a_frame(
+    letter: str,
+) -> None:
+    names = [f"{n:06}".rjust(NAME_MAX, letter) for n in range(MODELS_MAX)]
+    host = Host("e", "ready", "", letter * 9000, letter * 9000, 1, 0, names[:64])
+    seen = Observation(
+        EPOCH,
+        NUMBER_MAX,
+        NUMBER_MAX,
+        NUMBER_MAX,
+        dict.fromkeys(names, (NUMBER_MAX, 2)),
+        NUMBER_MAX,
+        ["min_p"],
+        [host] * (HOSTS_MAX + 1),
+    )
+    told = fit(seen)
+
+    assert len(pack(told)) <= LENGTH + FRAME_MAX
+    # The first of them, so that they are the same ones each time.
+    assert list(told.models) == names[: len(told.models)]
+    assert len(told.models) == MODELS_MAX if letter == "m" else len(told.models) > 1000
+    assert told.hosts
+    assert told == fit(told)
+    assert fits(told)
+    assert not fits(seen)
 
 
 @given(st.text(max_size=5) | st.integers(0, 600).map("m".__mul__), st.booleans())
