@@ -1,8 +1,27 @@
-"""Which tool call a fragment belongs to, whatever an engine says of it."""
+"""Which tool call a fragment belongs to, whatever an engine says of it (B55)."""
+
+from collections.abc import Sequence
+
+import attrs
+import msgspec
 
 from router.ids import AssignmentId
 from router.messages import ToolPart
 from router.openai.chunk import Call
+
+
+@attrs.define
+class _Known:
+    """One call, as far as it has come."""
+
+    number: int
+    id: str | None
+    """As the engine says it."""
+    name: str | None
+    bare: ToolPart
+    """What every later fragment carries."""
+    whole: str | None = None
+    """Its arguments while one fragment brought them all; empty: several did."""
 
 
 class Calls:
@@ -10,42 +29,92 @@ class Calls:
 
     def __init__(self, assignment: AssignmentId) -> None:
         self._assignment = assignment
-        self._numbers: dict[int, int] = {}
+        self._count = 0
+        self._indices: dict[int, _Known] = {}
         """By the engine's index: the last call that had it."""
-        self._ids: list[str] = []
-        self._named: list[bool] = []
-        self._bare: list[ToolPart] = []
-        """What every later fragment of a call carries."""
-        self._last: int | None = None
+        self._ids: dict[str, _Known] = {}
+        self._last: _Known | None = None
 
-    def part(self, call: Call) -> ToolPart:
-        """Give the call that a fragment belongs to.
+    def parts(self, fragments: Sequence[Call]) -> list[ToolPart]:
+        """Give the call of each of the fragments that one chunk holds.
 
         Some engines leave the index out, or give every call the same one; a
         fragment with a name and a new id then opens the next call. Some leave
-        the id out: clients need one to answer to.
+        the id out too: then another name does, and so does the same one where
+        what it brings can't belong to the call that is open. Clients need an id
+        of its own for each, to answer to.
         """
-        name = call.function.name or None if call.function else None
-        if call.index is not None:
-            number = self._numbers.get(call.index)
-        else:
-            number = None if call.id else self._last
-        if number is None or (call.id and name and call.id != self._ids[number]):
-            return self._open(call, name)
-        self._last = number
-        if name is not None and not self._named[number]:
-            self._named[number] = True
-            return ToolPart(number, name=name)
-        return self._bare[number]
+        named: set[int] = set()
+        return [self._part(fragment, named) for fragment in fragments]
 
-    def _open(self, call: Call, name: str | None) -> ToolPart:
-        number = len(self._ids)
-        request, attempt = self._assignment
-        call_id = call.id or f"call_{request}_{attempt}_{number}"
-        self._ids.append(call_id)
-        self._named.append(name is not None)
-        self._bare.append(ToolPart(number))
-        if call.index is not None:
-            self._numbers[call.index] = number
-        self._last = number
-        return ToolPart(number, call_id, name)
+    def _part(self, fragment: Call, named: set[int]) -> ToolPart:
+        """*named*: the calls that this chunk has named."""
+        function = fragment.function
+        name = (function and function.name) or None
+        arguments = (function and function.arguments) or ""
+        call = self._known(fragment, name)
+        if call is None or (
+            name is not None and _opens(fragment, name, arguments, call, named)
+        ):
+            call, part = self._open(fragment, name)
+        elif name is not None and call.name is None:
+            call.name = name
+            part = ToolPart(call.number, name=name)
+        else:
+            part = call.bare
+        if arguments:
+            call.whole = arguments if call.whole is None else ""
+        if name is not None:
+            named.add(call.number)
+        self._last = call
+        return part
+
+    def _known(self, fragment: Call, name: str | None) -> _Known | None:
+        """Find the call that index and id say; None: it is a new one."""
+        said = fragment.id
+        if fragment.index is None:
+            return self._ids.get(said) if said else self._last
+        call = self._indices.get(fragment.index)
+        if call is None:
+            return self._ids.get(said) if said and name is None else None
+        if said and said != call.id:
+            return self._ids.get(said, call if name is None else None)
+        return call
+
+    def _open(self, fragment: Call, name: str | None) -> tuple[_Known, ToolPart]:
+        number = self._count
+        self._count += 1
+        call_id = said = fragment.id or None
+        if said is None or said in self._ids:
+            request, attempt = self._assignment
+            call_id = f"call_{request}_{attempt}_{number}"
+        call = _Known(number, said, name, ToolPart(number))
+        if said is not None:
+            self._ids[said] = call
+        if fragment.index is not None:
+            self._indices[fragment.index] = call
+        return call, ToolPart(number, call_id, name)
+
+
+def _opens(
+    fragment: Call, name: str, arguments: str, call: _Known, named: set[int]
+) -> bool:
+    """Does a fragment with a *name* open the call behind *call*?"""
+    if call.name is None:
+        return False
+    if name != call.name:
+        return True
+    if fragment.id:
+        # Said once more.
+        return False
+    return call.number in named or (bool(arguments.strip()) and _is_whole(call.whole))
+
+
+def _is_whole(arguments: str | None) -> bool:
+    """Are they one object? Then no more of them can come."""
+    if not arguments:
+        return False
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+        return False

@@ -348,9 +348,9 @@ class AnswerReader:
             found.append(self._delta(_TEXT, fields.content))
         if fields.refusal:
             found.append(self._delta(Kind.REFUSAL, fields.refusal))
-        for call in fields.tool_calls or ():
+        calls = fields.tool_calls or ()
+        for call, part in zip(calls, self._calls.parts(calls), strict=True):
             arguments = (call.function and call.function.arguments) or ""
-            part = self._calls.part(call)
             if arguments or part.id is not None or part.name is not None:
                 delta = self._delta(Kind.TOOL_CALL, arguments)
                 delta.tool = part
