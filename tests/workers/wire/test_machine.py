@@ -325,7 +325,7 @@ TestTheWire = TheWire.TestCase
 # Fewer runs seldom come to a delta that is late and a head that is taken back.
 TestTheWire.settings = settings(
     settings.default,
-    max_examples=max(200, settings.default.max_examples),
+    max_examples=max(200, settings().max_examples),
     stateful_step_count=40,
 )
 
