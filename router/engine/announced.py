@@ -1,7 +1,8 @@
 """Agents that come by themselves: who connects is a worker of its own name (P1).
 
 A worker that came so is kept while its agent is away, so that its models stay
-known (O6), and is forgotten when that has lasted long.
+known (O6), and is forgotten when that has lasted long. One that the router's owner
+removed is out until its agent connects anew (L5).
 """
 
 import random
@@ -41,6 +42,8 @@ class Greeter:
             router.access, self._host, self._refused, router.cork, Role.AGENT
         )
         self._hired: dict[str, RemoteWorker] = {}
+        #: Of these, whom the router does not have yet.
+        self._coming: set[str] = set()
 
     async def serve(
         self,
@@ -88,7 +91,7 @@ class Greeter:
         peer = link.opening.peer
         name = "" if peer is None else peer.id
         known = self._hired.get(name)
-        if known is not None:
+        if known is not None and not self._removed(name):
             return known
         if not _is_name(name):
             raise WireError(Reason.NAME, "needs letters, digits, dots, dashes only")
@@ -107,8 +110,17 @@ class Greeter:
         )
         # First: a second connection of it may come while this one is hired.
         self._hired[name] = worker
-        await router.add_worker(worker)
+        self._coming.add(name)
+        try:
+            await router.add_worker(worker)
+        finally:
+            self._coming.discard(name)
         return worker
+
+    def _removed(self, name: str) -> bool:
+        """Say whether the router has let go whom we hired as *name*."""
+        had = self._router.workers.get(WorkerId(name)) is self._hired[name]
+        return not had and name not in self._coming
 
     async def _forget(self) -> None:
         """Let agents go that have been away for long."""
@@ -116,7 +128,10 @@ class Greeter:
             await trio.sleep(min(LOOK_S, self._forget_s))
             now = trio.current_time()
             for name, worker in list(self._hired.items()):
-                if worker.route is None and now - worker.away_since >= self._forget_s:
+                if self._removed(name):
+                    # The name may be another worker's by now.
+                    del self._hired[name]
+                elif worker.route is None and now - worker.away_since >= self._forget_s:
                     del self._hired[name]
                     self._router.remove_worker(name)
 
