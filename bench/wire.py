@@ -12,6 +12,7 @@ from typing import Final
 from router.errors import Fault
 from router.ids import AssignmentId, RequestId
 from router.messages import Delta, Finished, Job, Kind
+from workers.wire.faults import Decline
 from workers.wire.frames import (
     AGENT_SENDS,
     FRAME_MAX,
@@ -83,6 +84,10 @@ class Nobody:
 
     def count(self, inbound: Inbound, job: Job) -> None:
         """Count nothing."""
+
+    def refused(self, reason: Decline) -> None:
+        """Let none pass."""
+        raise RuntimeError(reason)
 
     def cancelled(self, inbound: Inbound) -> None:
         """Note nothing."""

@@ -6,6 +6,7 @@ from typing import Any
 from router.messages import Job
 from tests.kit.delivery import JOB, RecordingDelivery, assignment
 from workers.wire.attempt import RemoteSource
+from workers.wire.faults import Decline
 from workers.wire.frames import (
     AGENT_SENDS,
     FRAME_MAX,
@@ -106,6 +107,7 @@ class Counter:
         self.looks: list[Inbound] = []
         self.begun: list[tuple[Inbound, Job]] = []
         self.asked: list[Inbound] = []
+        self.refusals: list[Decline] = []
         self.left: list[Inbound] = []
         self.roomy: list[Inbound] = []
         self.ended_reasoning: list[Inbound] = []
@@ -131,6 +133,9 @@ class Counter:
     def count(self, inbound: Inbound, job: Job) -> None:
         del job
         self.asked.append(inbound)
+
+    def refused(self, reason: Decline) -> None:
+        self.refusals.append(reason)
 
     def cancelled(self, inbound: Inbound) -> None:
         self.left.append(inbound)

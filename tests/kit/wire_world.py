@@ -347,6 +347,9 @@ class Agent:
     def count(self, inbound: Inbound, job: Job) -> None:
         raise AssertionError(inbound, job)
 
+    def refused(self, reason: Decline) -> None:
+        """What is not begun is nothing to this one."""
+
     def cancelled(self, inbound: Inbound) -> None:
         self.running.pop(inbound, None)
         self.stopped.discard(inbound)

@@ -234,7 +234,8 @@ class AgentPart(Part):
             "flights": list(router.flights),
             "receivers": agent.active,
             "inbounds": sum(len(v.end.inbounds) for v in visits),
-            "gathering": sum(v.end._gathering for v in visits) + agent.memory.expected,
+            "gathering": sum(len(v.end._gathering) for v in visits)
+            + agent.memory.room.taken,
             "unwritten": sum(v.end.outbox.size for v in visits),
             "shares": sum(
                 use.held for uses in shares._uses.values() for use in uses.values()

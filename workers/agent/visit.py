@@ -142,6 +142,10 @@ class Visit:
         else:
             inbound.counted(None)
 
+    def refused(self, reason: Decline) -> None:
+        """See ``hosting.Gate``."""
+        self._house.router.tally.declines[reason.value] += 1
+
     def cancelled(self, inbound: Inbound) -> None:
         """See ``hosting.Gate``."""
         self._have(inbound, WireReceiver.gone)
@@ -188,9 +192,10 @@ class Visit:
         return self.end.seen >= self._all_said
 
     def tick(self, now: float) -> None:
-        """Observe where a heartbeat is due or something is new (P4, W5)."""
+        """Observe what is due or new; give up jobs that do not come (P3, P4, W5)."""
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
+            self.end.tick(now)
             for receiver in list(self.receivers.values()):
                 self._have(receiver.inbound, WireReceiver.tell_silence)
         self.observe(now, fresh=now - self._told.at >= HEARTBEAT_S)

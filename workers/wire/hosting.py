@@ -28,6 +28,7 @@ from workers.wire.frames import (
     Seen,
     WireError,
 )
+from workers.wire.gathering import Gathering, Room
 from workers.wire.inbound import Inbound, State
 from workers.wire.jobs import JobUnreadable, decode_job
 from workers.wire.opening import heard
@@ -39,9 +40,8 @@ ENDED_MAX: Final = 256
 REQUESTS_MAX: Final = 4096
 #: Bytes of an error body that is kept with an end.
 LAST_MAX: Final = 1024
-#: Jobs of one connection that may be on their way at once, and answers whose end
-#: may wait for credit when their slots are long free.
-GATHERING_MAX: Final = 1024
+#: Answers of one connection whose end may wait for credit when their slots are long
+#: free.
 LINGERING_MAX: Final = 1024
 
 
@@ -69,6 +69,9 @@ class Gate(Protocol):
     def count(self, inbound: Inbound, job: Job) -> None:
         """Count a prompt; the answer goes to ``inbound.counted``."""
 
+    def refused(self, reason: Decline) -> None:
+        """Take note of a decline that is the wire's own, not the gate's."""
+
     def cancelled(self, inbound: Inbound) -> None:
         """Its router wants it no more."""
 
@@ -91,8 +94,8 @@ class Memory:
         """Remember *most* requests, the newest."""
         self._most = most
         self._newest: OrderedDict[str, int] = OrderedDict()
-        #: Bytes of all jobs that are on their way.
-        self.expected = 0
+        #: For the jobs that are on their way.
+        self.room = Room()
 
     def admit(self, request: str, attempt: int) -> bool:
         """Take note of *attempt*; False: one that is not older was offered."""
@@ -141,9 +144,9 @@ class AgentEnd:
         self._memory = memory
         self._reader = reader
         self._epoch = epoch
-        self._body_max = body_max
-        self._bodies_max = bodies_max
-        self._gathering = 0
+        self._gathering = Gathering(
+            memory.room, body_max=body_max, bodies_max=bodies_max
+        )
         self._lingering: set[int] = set()
         self._ended: OrderedDict[int, Message | None] = OrderedDict()
 
@@ -196,6 +199,12 @@ class AgentEnd:
         """Tell the router what the agent is, as far as a frame has it."""
         self.outbox.put(fit(observation))
 
+    def tick(self, now: float) -> None:
+        """Decline what comes no more (P3). Call it every second, or more often."""
+        for inbound in self._gathering.overdue(now):
+            self._gathering.remove(inbound)
+            self._refuse(inbound, Decline.TOO_LARGE, "The request does not come.")
+
     def end(self) -> None:
         """The connection is gone: so is all that it had begun, at once (P5)."""
         for inbound in list(self.inbounds.values()):
@@ -240,27 +249,31 @@ class AgentEnd:
             return
         inbound = Inbound(self, offer)
         self.inbounds[offer.stream] = inbound
-        refusal = self._first_look(inbound)
-        if refusal is not None:
-            self._decline(inbound, refusal)
+        if self._refused(inbound):
             return
-        self._gathering += 1
-        self._memory.expected += offer.size
+        refusal = self._gate.look(inbound)
+        if refusal is None:
+            self._gathering.add(inbound)
+        else:
+            self._decline(inbound, refusal)
 
-    def _first_look(self, inbound: Inbound) -> Refusal | None:
+    def _refused(self, inbound: Inbound) -> bool:
+        """Ask what the gate need not be asked; True: it is declined."""
         offer = inbound.offer
         if not inbound.counts and not self._memory.admit(offer.request, offer.attempt):
-            return Refusal(Decline.STALE, "This attempt is not newer than the last.")
-        if offer.epoch != self._epoch:
-            return Refusal(Decline.WRONG_EPOCH, "The worker was restarted.")
-        if (
-            not 0 < offer.size <= self._body_max
-            or self._memory.expected + offer.size > self._bodies_max
-            or self._gathering >= GATHERING_MAX
+            words = "This attempt is not newer than the last."
+            self._refuse(inbound, Decline.STALE, words)
+        elif offer.epoch != self._epoch:
+            self._refuse(inbound, Decline.WRONG_EPOCH, "The worker was restarted.")
+        elif (
+            not self._gathering.fits(offer.size)
             or len(self._lingering) >= LINGERING_MAX
         ):
-            return Refusal(Decline.TOO_LARGE, "The worker has no room for the request.")
-        return self._gate.look(inbound)
+            words = "The worker has no room for the request."
+            self._refuse(inbound, Decline.TOO_LARGE, words)
+        else:
+            return False
+        return True
 
     def _part(self, part: Part) -> None:
         inbound = self._find(part.stream)
@@ -279,13 +292,13 @@ class AgentEnd:
             self._begin(inbound)
 
     def _begin(self, inbound: Inbound) -> None:
-        self._gathered(inbound)
+        self._gathering.remove(inbound)
         octets = bytes(inbound.octets)
         inbound.octets.clear()
         try:
             job = decode_job(octets)
         except JobUnreadable:
-            self._decline(inbound, Refusal(Decline.BAD_JOB, "No job can be read."))
+            self._refuse(inbound, Decline.BAD_JOB, "No job can be read.")
             return
         if inbound.counts:
             self._gate.count(inbound, job)
@@ -296,7 +309,13 @@ class AgentEnd:
         else:
             self._decline(inbound, refusal)
 
+    def _refuse(self, inbound: Inbound, reason: Decline, words: str) -> None:
+        """Decline for a reason of our own."""
+        self._gate.refused(reason)
+        inbound.decline(reason, words)
+
     def _decline(self, inbound: Inbound, refusal: Refusal) -> None:
+        """Decline for a reason of the gate's, which knows of it."""
         inbound.decline(refusal.reason, refusal.words, refusal.retry_after)
 
     def _drop(self, inbound: Inbound) -> None:
@@ -304,11 +323,6 @@ class AgentEnd:
             # Its end waits for credit that will not come.
             self.over(inbound, None)
             return
-        if inbound.state is State.GATHERING and inbound.got < inbound.offer.size:
-            self._gathered(inbound)
+        self._gathering.remove(inbound)
         inbound.cancel()
         self._gate.cancelled(inbound)
-
-    def _gathered(self, inbound: Inbound) -> None:
-        self._gathering -= 1
-        self._memory.expected -= inbound.offer.size

@@ -30,7 +30,7 @@ from workers.agent import agent as agent_module
 from workers.agent import visit
 from workers.agent.receiver import WireReceiver
 from workers.shares import Shares
-from workers.wire import frames
+from workers.wire import frames, gathering
 from workers.wire.frames import (
     Accepted,
     Bye,
@@ -45,6 +45,7 @@ from workers.wire.frames import (
     Finishing,
     Message,
     Observation,
+    Part,
     RichDelta,
     Seen,
     Waiting,
@@ -96,12 +97,35 @@ async def test_p3_each_no_has_its_word(fields: dict[str, Any], reason: str) -> N
         await peer.send(offer_of(peer, **fields)[0])
 
         assert (await peer.expect(Declined)).reason == reason
-        assert agent.router.tally.declines[reason] == (reason in NOTED)
+        assert agent.router.tally.declines == {reason: 1}
         assert agent.engines[0].seen == []
 
 
-#: Declines of the agent; others are its wire's.
-NOTED = {"unknown_model"}
+async def test_p3_each_no_is_counted_once_whoever_says_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(visit, "LOOK_S", 0.02)
+    monkeypatch.setattr(agent_module, "TICK_S", 0.01)
+    monkeypatch.setattr(gathering, "GATHER_S", 0.05)
+    async with open_agent(None) as agent, visiting(agent) as peer:
+        for number, (fields, parts) in enumerate(NOES.values(), 1):
+            offer, _ = offer_of(peer, number, **fields)
+            await peer.send(offer, *(Part(number, 0, part) for part in parts))
+            await peer.expect(Declined)
+
+        assert [m.reason for m in peer.heard if isinstance(m, Declined)] == list(NOES)
+        assert agent.agent.status()["agent"]["declines"] == dict.fromkeys(NOES, 1)
+
+
+#: Offers, and parts of their jobs, for which there is a no.
+NOES: dict[str, tuple[dict[str, Any], list[bytes]]] = {
+    "wrong_epoch": ({"epoch": 1}, []),
+    # As many bytes as it says do not come.
+    "too_large": ({"request": "x", "size": 3}, [b"ab"]),
+    "stale": ({"request": "x"}, []),
+    "bad_job": ({"size": 1}, [b"\xc1"]),
+    "unknown_model": ({"target": "elsewhere"}, []),
+}
 
 
 async def test_p3_the_order_of_the_questions_is_fixed() -> None:

@@ -40,6 +40,7 @@ from workers.wire.frames import (
     Waiting,
     WireError,
 )
+from workers.wire.gathering import GATHER_S, GATHER_STEP
 from workers.wire.hosting import ENDED_MAX, Memory, Refusal
 from workers.wire.inbound import Inbound, State
 from workers.wire.jobs import encode_job
@@ -120,27 +121,81 @@ def test_p3_a_job_of_no_size_or_too_large_is_declined(size: int) -> None:
     assert declined.reason == "too_large"
 
 
+def promise(number: int, size: int = 1_000_000) -> Offer:
+    """An offer of a job that need not come; there is room for 2 MB."""
+    return Offer(number, f"r{number}", 1, EPOCH, "m", size, 1)
+
+
+def declined(desk: Counter) -> list[int]:
+    """Numbers of the offers for which there was no room since the last look."""
+    sent = desk.sent()
+    assert {m.reason for m in sent} <= {"too_large"}
+    return [m.stream for m in sent]
+
+
 def test_p3_jobs_on_their_way_are_bounded_together() -> None:
     desk = Counter()
-    for number in (1, 2, 3):
-        desk.hear(Offer(number, f"r{number}", 1, EPOCH, "m", 1_000_000, 1))
-    assert [d.stream for d in desk.sent()] == [3]
-    desk.hear(Cancel(1), Offer(4, "r4", 1, EPOCH, "m", 1_000_000, 1))
+    desk.hear(*(promise(number, 500_000) for number in (1, 2, 3)))
+    assert declined(desk) == [3]
+    desk.hear(Cancel(1), promise(4, 500_000))
 
-    assert desk.sent() == []
+    assert declined(desk) == []
 
 
 def test_p3_jobs_on_their_way_are_bounded_over_all_connections() -> None:
     memory = Memory()
-    first, second = Counter(memory), Counter(memory)
-    for number in (1, 2):
-        first.hear(Offer(number, f"r{number}", 1, EPOCH, "m", 1_000_000, 1))
-    second.hear(Offer(1, "s1", 1, EPOCH, "m", 1_000_000, 1))
-    assert [d.reason for d in second.sent()] == ["too_large"]
+    first, second, third = Counter(memory), Counter(memory), Counter(memory)
+    for number, desk in enumerate((first, second, third), 1):
+        desk.hear(promise(number))
+    assert [declined(d) for d in (first, second, third)] == [[], [], [3]]
     first.end.end()
-    second.hear(Offer(2, "s2", 1, EPOCH, "m", 1_000_000, 1))
+    third.hear(promise(4))
 
-    assert second.sent() == []
+    assert declined(third) == []
+
+
+def test_p3_a_router_that_sends_no_job_shuts_no_other_out() -> None:
+    memory = Memory()
+    for router in range(5):
+        greedy = Counter(memory)
+        greedy.hear(*(promise(router * 1000 + n, 10_000) for n in range(1, 201)))
+        assert declined(greedy)
+    other = Counter(memory)
+    other.hear(*offered(9001), promise(9002, 10_000))
+
+    assert other.sent() == [Accepted(9001)]
+
+
+def test_p3_a_job_that_does_not_come_is_declined_in_time() -> None:
+    memory = Memory()
+    desk = Counter(memory)
+    desk.hear(promise(1))
+    for now in (100.0, 100.0 + GATHER_S):
+        desk.end.tick(now)
+        assert desk.sent() == []
+    desk.end.tick(100.1 + GATHER_S)
+    assert declined(desk) == [1]
+    assert desk.end.inbounds == {}
+    assert memory.room.taken == 0
+
+    # Its parts come too late; its offer, once more, begins nothing.
+    desk.hear(Part(1, 0, b"x"), promise(1))
+    assert declined(desk) == [1]
+    assert desk.refusals == [Decline.TOO_LARGE]
+
+
+@pytest.mark.parametrize(
+    ("octets", "left"), [(GATHER_STEP, [1, 2]), (GATHER_STEP - 1, [2])]
+)
+def test_p3_a_job_comes_if_its_next_kibibyte_does(octets: int, left: list[int]) -> None:
+    desk = Counter()
+    desk.hear(promise(1, 100_000), *offered(2))
+    for step in range(3):
+        desk.end.tick(100.0 + step * GATHER_S)
+        desk.hear(Part(1, step * octets, b"x" * octets))
+    desk.end.tick(100.1 + 3 * GATHER_S)
+
+    assert list(desk.end.inbounds) == left
 
 
 def test_p1_a_job_takes_the_room_of_its_bytes_however_it_is_cut() -> None:

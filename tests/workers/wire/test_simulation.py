@@ -113,8 +113,7 @@ def begin_again(self: AgentEnd, offer: Offer) -> None:
     self.inbounds[offer.stream] = inbound
     refusal = self._gate.look(inbound)
     assert refusal is None
-    self._gathering += 1
-    self._memory.expected += offer.size
+    self._gathering.add(inbound)
 
 
 def trust_any_count(self: RemoteSource, count: int, reason: str) -> bool:

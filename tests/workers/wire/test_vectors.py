@@ -12,7 +12,7 @@ import pytest
 
 from docs.make_vectors import FILE, MESSAGES, TOKEN, render, shown
 from router.openai.document import DOCUMENT_MAX
-from workers.wire import attempt, frames
+from workers.wire import attempt, frames, gathering
 from workers.wire.faults import DECLINES, OF_WORKERS, Decline
 from workers.wire.frames import (
     AGENT_SENDS,
@@ -212,6 +212,8 @@ def test_the_document_gives_the_limits_of_the_code() -> None:
         "overdraft": str(attempt.OVERDRAFT_MAX),
         "pieces": str(attempt.PIECES_MAX),
         "pieces of a document": str(attempt.PIECES_MAX + DOCUMENT_MAX),
+        "jobs on their way": str(gathering.GATHERING_MAX),
+        "next KiB of a job": f"{gathering.GATHER_S:g} s",
         "opening": f"{frames.OPENING_S:g} s",
         "heartbeat": f"{frames.HEARTBEAT_S:g} s",
         "expiry": f"{frames.EXPIRY_S:g} s",
