@@ -140,6 +140,8 @@ class AgentEnd:
         self.late = 0
         #: The newest observation that the router has answered.
         self.seen = 0
+        #: The greatest number that was offered: they only grow.
+        self._newest = 0
         self._gate = gate
         self._memory = memory
         self._reader = reader
@@ -241,12 +243,14 @@ class AgentEnd:
             if known.state is not State.ENDED:
                 known.again()
             return
-        if offer.stream in self._ended:
+        if offer.stream <= self._newest:
+            # It is over, be that long ago.
             self.late += 1
-            last = self._ended[offer.stream]
+            last = self._ended.get(offer.stream)
             if last is not None:
                 self.outbox.put(last)
             return
+        self._newest = offer.stream
         inbound = Inbound(self, offer)
         self.inbounds[offer.stream] = inbound
         if self._refused(inbound):

@@ -307,6 +307,20 @@ def test_f8_an_offer_with_the_number_of_one_that_is_over_begins_nothing() -> Non
     assert len(desk.begun) == 1
 
 
+def test_f8_nor_does_one_with_a_number_that_is_over_for_long() -> None:
+    desk = Counter()
+    for number in range(1, ENDED_MAX + 2):
+        desk.take_on(number).finish(end())
+    desk.sent()
+    late = desk.end.late
+    desk.hear(*offered(1, request="another"))
+
+    assert desk.sent() == []
+    assert len(desk.begun) == ENDED_MAX + 1
+    # Its offer and its part.
+    assert desk.end.late == late + 2
+
+
 def test_f8_attempts_are_remembered_over_connections() -> None:
     memory = Memory()
     first, second = Counter(memory), Counter(memory)
