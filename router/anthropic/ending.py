@@ -11,6 +11,8 @@ _REASONS: Final = {
     FinishReason.TOOL_CALLS: "tool_use",
     FinishReason.CONTENT_FILTER: "refusal",
 }
+#: Ends in the middle of an answer: a call that it holds may be half of one.
+CUTS: Final = frozenset({FinishReason.LENGTH, FinishReason.CONTENT_FILTER})
 
 
 def stop_of(
@@ -26,8 +28,9 @@ def stop_of(
     """
     reason = finished.reason
     matched = finished.stop_sequence
-    if reason is FinishReason.LENGTH:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if reason in CUTS:
+        # Nobody is asked to make a call that was cut (B79).
+        return {"stop_reason": _REASONS[reason], "stop_sequence": None}
     if called:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if reason is FinishReason.STOP and matched is not None and matched in stops:

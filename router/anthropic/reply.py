@@ -10,9 +10,9 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from router.anthropic.ending import stop_of, usage_of
+from router.anthropic.ending import CUTS, stop_of, usage_of
 from router.errors import AnswerUnfit, Fault, FaultKind
-from router.messages import Delta, Finished, FinishReason, Kind
+from router.messages import Delta, Finished, Kind
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -109,16 +109,17 @@ class MessageAggregate:
                 "signature": self._signature or "",
             }
         call = {"type": "tool_use", "id": block.id or "", "name": block.name or ""}
+        cut = finished.reason in CUTS
+        if not text and not cut:
+            return call | {"input": {}}
         try:
-            if not text:
-                return call | {"input": {}}
             if isinstance(msgspec.json.decode(text), dict):
                 # As the model wrote it: no number is made another.
                 return call | {"input": msgspec.Raw(text.encode())}
         except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
             pass
-        if finished.reason is FinishReason.LENGTH:
-            # Cut by the limit: nothing is invented to make it whole (B79).
+        if cut:
+            # Nothing is invented to make it whole, also not an empty input (B79).
             return None
         raise AnswerUnfit(
             Fault(

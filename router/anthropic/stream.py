@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import msgspec
 
-from router.anthropic.ending import stop_of, usage_of
+from router.anthropic.ending import CUTS, stop_of, usage_of
 from router.anthropic.errors import body_of
 from router.anthropic.machine import Piece, State, Step, move
 from router.errors import AnswerUnfit, Fault, FaultKind
@@ -158,7 +158,13 @@ class MessageEncoder:
         return b"".join([self._one(delta) for delta in deltas])
 
     def finish(self, finished: Finished) -> bytes:
-        """Write what is held, the stop of the open block, and the end."""
+        """Write what is held, the stop of the open block, and the end.
+
+        A call that was cut before its first argument is left out where it was
+        held; where its block has begun, the stop reason says it (B79).
+        """
+        if finished.reason in CUTS:
+            self._held = {n: call for n, call in self._held.items() if call.fragments}
         events = self._calls_held()
         called = self._state is _TOOL or bool(self._ended_calls)
         for piece in self._go(Step.FINISH):

@@ -251,6 +251,53 @@ async def test_b66_stop_sequences_reach_the_worker_and_come_back() -> None:
     }
 
 
+async def test_b66_as_many_stop_sequences_as_are_asked_for_reach_the_worker() -> None:
+    stops = [f"stop {number}" for number in range(9)]
+    async with open_stack(answers("ok")) as stack:
+        client = await ask(stack, messages(stream=False, stop_sequences=stops))
+        assert (await client.reply()).status == 200
+        [exchange] = stack.engines[0].seen
+
+        assert exchange.body["stop"] == stops
+
+
+async def test_b80_a_whole_message_has_the_arguments_as_the_model_wrote_them() -> None:
+    arguments = '{"n":1.0,"big":12345678901234567890123,"k":1,"k":2}'
+
+    async def calls(x: Exchange) -> None:
+        await x.role()
+        await x.tool(0, arguments[:7], call_id="t", name="f")
+        await x.tool(0, arguments[7:])
+        await x.finish("tool_calls")
+        await x.done()
+        await x.end()
+
+    async with open_stack(calls) as stack:
+        client = await ask(stack, messages(stream=False))
+        reply = await client.reply()
+
+    assert b'"input":' + arguments.encode() + b"}" in reply.body
+
+
+async def test_b79_a_call_that_was_cut_before_its_arguments_is_not_made_up() -> None:
+    async def cut_call(x: Exchange) -> None:
+        await x.role()
+        await x.text("I write.")
+        await x.tool(0, "", call_id="t", name="rm")
+        await x.finish("length")
+        await x.done()
+        await x.end()
+
+    async with open_stack(cut_call) as stack:
+        client = await ask(stack, messages(stream=False))
+        whole = (await client.reply()).json
+        _, octets, _ = await streamed(await ask(stack))
+
+    assert whole["content"] == [{"type": "text", "text": "I write."}]
+    assert whole["stop_reason"] == "max_tokens"
+    assert accumulate(events_of(octets)).message.stop_reason == "max_tokens"
+
+
 async def torn_arguments(x: Exchange) -> None:
     await x.role()
     await x.tool(0, '{"a": tru', call_id="t", name="f")

@@ -115,13 +115,51 @@ def test_b80_arguments_that_are_no_object_are_a_fault(arguments: str) -> None:
     assert not fault.row.moves
 
 
-def test_b79_a_call_that_was_cut_by_the_limit_is_left_out() -> None:
+@pytest.mark.parametrize("arguments", ["", "{", '{"path":"/a', '{"path":"/a"'])
+@pytest.mark.parametrize(
+    ("reason", "stop"),
+    [
+        (FinishReason.LENGTH, "max_tokens"),
+        (FinishReason.CONTENT_FILTER, "refusal"),
+    ],
+)
+def test_b79_a_call_that_was_cut_is_left_out(
+    arguments: str, reason: FinishReason, stop: str
+) -> None:
     body = reply(
-        text("I write."), call(0, '{"path":"/a', "f"), reason=FinishReason.LENGTH
+        text("I write."), call(0, "{}", "f"), call(1, arguments, "rm"), reason=reason
     )
 
-    assert body["content"] == [{"type": "text", "text": "I write."}]
-    assert body["stop_reason"] == "max_tokens"
+    assert [b.get("name") for b in body["content"]] == [None, "f"]
+    assert body["stop_reason"] == stop
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.TOOL_CALLS])
+def test_b79_a_call_without_arguments_that_was_not_cut_stays(
+    reason: FinishReason,
+) -> None:
+    body = reply(call(0, "", "f"), call(1, "", "g"), reason=reason)
+
+    assert [b["input"] for b in body["content"]] == [{}, {}]
+    assert body["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"n":1.0,"big":12345678901234567890123,"k":1,"k":2}',
+        '{ "a" : 1e2,\n "b":"\\u00e9é/\\/" ,"c":-0.0}',
+        '{"deep":[{"x":[1.50,{}]}],"e":1E40}',
+    ],
+)
+def test_b80_arguments_of_a_whole_message_stay_byte_for_byte(arguments: str) -> None:
+    aggregate = MessageAggregate("msg_1", "claude")
+    for piece in arguments:
+        aggregate.add([call(0, piece, "f")])
+
+    octets = aggregate.body(Finished(A, FinishReason.TOOL_CALLS, TOKENS))
+
+    assert b'"input":' + arguments.encode() + b"}" in octets
 
 
 def test_a5_a_reset_leaves_nothing() -> None:

@@ -182,6 +182,25 @@ def test_m3_a_call_without_arguments_gets_one_empty_delta() -> None:
     assert [b.input for b in accumulate(events).message.content] == [{}, {}]
 
 
+@pytest.mark.parametrize(
+    ("reason", "called"),
+    [
+        (FinishReason.LENGTH, ["f"]),
+        (FinishReason.CONTENT_FILTER, ["f"]),
+        (FinishReason.TOOL_CALLS, ["f", "g"]),
+    ],
+)
+def test_b79_a_call_that_was_cut_while_it_was_held_is_left_out(
+    reason: FinishReason, called: list[str]
+) -> None:
+    events = whole(
+        call(0, "{", "t1", "f"), call(1, "", "t2", "g"), end=finished(reason)
+    )
+
+    starts = [e.body for e in events if e.name == "content_block_start"]
+    assert [start["content_block"]["name"] for start in starts] == called
+
+
 def test_b55_fragments_of_a_later_call_wait_for_the_earlier_one() -> None:
     events = whole(
         call(0, "", "t1", "f") + call(1, "", "t2", "g"),
@@ -266,6 +285,13 @@ def test_b50_empty_pieces_open_nothing() -> None:
         ([call(0, "{}", "t", "f")], finished(), "tool_use", None),
         ([call(0, "{}", "t", "f"), say("x")], finished(), "tool_use", None),
         ([call(0, "{", "t", "f")], finished(FinishReason.LENGTH), "max_tokens", None),
+        ([call(0, "", "t", "f")], finished(FinishReason.LENGTH), "max_tokens", None),
+        (
+            [call(0, "", "t", "f")],
+            finished(FinishReason.CONTENT_FILTER),
+            "refusal",
+            None,
+        ),
         ([call(0, "{}", "t")], finished(), "tool_use", None),
         ([say("x")], finished(stop_sequence="END"), "stop_sequence", "END"),
         ([say("x")], finished(stop_sequence="</s>"), "end_turn", None),
