@@ -334,11 +334,13 @@ class Flight:
     def progress(self, assignment: AssignmentId) -> None:
         """See ``ports.Delivery``."""
         source = self.source
-        if (
-            source is not None
-            and source.phase in _SHORT
-            and assignment == self.fence.owner
-        ):
+        if source is None or assignment != self.fence.owner:
+            return
+        if source.phase is SourcePhase.STREAMING:
+            # The silence before a head is over: another one, which an agent may fall
+            # back to, is waited for from its own beginning (W3).
+            self._wait = self.wait_state = None
+        if source.phase in _SHORT:
             self._bell.ring()
 
     def deltas(self, assignment: AssignmentId, deltas: Sequence[Delta]) -> None:

@@ -158,7 +158,7 @@ class Offer(Message, tag=16):
     """A job of *size* bytes, which follow in parts."""
 
     stream: Stream
-    """Names the assignment on this connection; never used twice."""
+    """Names the assignment on this connection; greater than all before it."""
     request: Name
     attempt: Annotated[int, Meta(ge=1, le=ATTEMPT_MAX)]
     epoch: Number

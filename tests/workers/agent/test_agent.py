@@ -659,6 +659,7 @@ class Moved:
     """An engine that is lost behind its head, and one that has the job then."""
 
     def __init__(self) -> None:
+        self.first_head = trio.Event()
         self.lose = trio.Event()
         self.moved = trio.Event()
         self.head = trio.Event()
@@ -667,6 +668,7 @@ class Moved:
     async def script(self, x: Exchange) -> None:
         """Be the first of them for whoever comes first."""
         if not self.lose.is_set():
+            await self.first_head.wait()
             await x.role()
             await self.lose.wait()
             await x.reset()
@@ -692,6 +694,7 @@ async def test_w2_an_agent_takes_the_head_of_an_engine_back_that_it_lost(
         open_agent(engines.script, engines.script, waits=slow_looks) as agent,
         visiting(agent) as peer,
     ):
+        engines.first_head.set()
         await peer.send(*offer_of(peer))
         assert (await peer.expect(Waiting)).state == "head"
         engines.lose.set()
@@ -720,11 +723,15 @@ async def test_w4_a_router_waits_for_the_engine_that_has_a_job_after_a_lost_one(
             source = None if flight is None else flight.source
             return None if source is None else source.phase
 
+        await until(lambda: request in router.flights)
+        flight = router.flights[request]
+        await until(lambda: flight.wait_state is WaitState.BUSY and flight.waited > 0)
+        engines.first_head.set()
         await until(lambda: phase() is SourcePhase.STREAMING)
+        assert (flight.wait_state, flight.waited) == (None, 0.0)
         engines.lose.set()
         await engines.moved.wait()
         await until(lambda: phase() is SourcePhase.AWAITING_HEAD)
-        flight = router.flights[request]
         await until(lambda: flight.wait_state is WaitState.BUSY)
         engines.head.set()
         await until(lambda: phase() is SourcePhase.STREAMING)
