@@ -19,6 +19,7 @@ import {
 const FRAME_MAX = 2097152, FRAME_MAX_UNPROVEN = 4096, TEXT_MAX = 262144;
 const HEARTBEAT_MS = 1000, EXPIRY_MS = 3000, OPENING_MS = 3000, STUCK_MS = 5000;
 const MODEL = "echo", SERVES = 2, JOB_MAX = 33554432, JOBS_MAX = 4 * JOB_MAX;
+const GATHERING_MAX = 1024, GATHER_MS = 30000, GATHER_STEP = 1024;
 const DONE_MAX = 64, BACKLOG_MAX = 1048576, DRAIN_MS = 30000;
 const REQUESTS_KEPT = 100000, WORDS_KEPT = 256;
 const EPOCH = Date.now(); // greater at each start, as long as the clock is right
@@ -185,9 +186,10 @@ class Link {
 
   beat() {
     this.observe();
-    for (const job of this.live.values()) {
+    for (const job of [...this.live.values()]) {
       if (job.out.length && job.spent === job.spentBefore) log("waits for credit", job.stream);
       job.spentBefore = job.spent;
+      if (job.state === "gathering") this.hurry(job);
     }
     const { bytesWritten, writableLength } = this.socket;
     const bytes = bytesWritten - writableLength, now = Date.now();
@@ -196,6 +198,12 @@ class Link {
     // After a stop of this process its timers run first: only what reading leaves is silence.
     const isSilent = () => Date.now() - this.heard > EXPIRY_MS;
     if (isSilent()) setImmediate(() => isSilent() && this.close("expired"));
+  }
+
+  hurry(job) {
+    const now = Date.now();
+    if (job.got - job.gotBefore >= GATHER_STEP) [job.gotBefore, job.gotAt] = [job.got, now];
+    else if (now - job.gotAt > GATHER_MS) this.decline(job, "too_large");
   }
 
   // The slots that this router may have, its own included.
@@ -230,17 +238,26 @@ class Link {
     const job = {
       offer, stream, target, size, credit, purpose,
       state: "gathering", parts: [], got: 0, // then "running", then "done"
+      gotBefore: 0, gotAt: Date.now(),
       index: 0, spent: 0, out: [], // out: what waits for credit
     };
     const latest = purpose ? 0 : newest.get(request) ?? 0;
     if (!purpose) remember(newest, request, Math.max(latest, attempt), REQUESTS_KEPT);
-    const held = total(inState("gathering").map((other) => other.size));
+    const hasRoom = this.hasRoom(size);
     this.live.set(stream, job);
     if (attempt <= latest) this.decline(job, "stale");
     else if (epoch !== EPOCH) this.decline(job, "wrong_epoch");
-    else if (!size || size > JOB_MAX || held + size > JOBS_MAX || inState("done").length > DONE_MAX)
-      this.decline(job, "too_large");
+    else if (!hasRoom) this.decline(job, "too_large");
     else this.refuse(job);
+  }
+
+  hasRoom(size) {
+    const own = [...this.live.values()].filter((job) => job.state === "gathering");
+    const sizeOf = (jobs) => total(jobs.map((job) => job.size));
+    const free = JOBS_MAX - sizeOf(inState("gathering")) - size;
+    if (!size || size > JOB_MAX || free < 0 || inState("done").length > DONE_MAX) return false;
+    // No connection shuts others out: it has no more on its way than it leaves, or one job.
+    return own.length === 0 || (own.length < GATHERING_MAX && sizeOf(own) + size <= free);
   }
 
   // What is asked at the offer, and again when the job is whole; true: it was declined.
