@@ -166,7 +166,8 @@ class Keeper:
             probe = await self._probe()
             if self._removed():
                 return
-            self._learn(probe, asked_at)
+            if probe.result is not ProbeResult.UNASKED:
+                self._learn(probe, asked_at)
             self.last_probe = probe
             state = self._state()
             if state in SERVING or state is State.DRAINING:
@@ -186,8 +187,6 @@ class Keeper:
 
     def _learn(self, probe: Probe, asked_at: float) -> None:
         """Turn one probe into an event of the fleet."""
-        if probe.result is ProbeResult.UNASKED:
-            return
         now = trio.current_time()
         before = self._state()
         worker, learned = self.worker.id, self._fleet.learned
