@@ -29,7 +29,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def tokens_at_most(job: Job) -> int:
-    """Give an upper bound of the prompt tokens of a chat *job*.
+    """Give an upper bound of the prompt tokens of a chat *job*, as it is sent.
 
     A tokenizer over bytes gives no more tokens than there are bytes.
     """

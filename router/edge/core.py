@@ -75,6 +75,13 @@ class Core(Protocol):
         """Count the prompt tokens of a chat *job*, images left out; None: no
         worker said. A checkpoint that takes no slot (M8)."""
 
+    def as_sent(self, job: Job) -> Job:
+        """Give *job* as workers get it: with the tools that its model is told.
+
+        Raises:
+            RequestFailed: as ``serve`` would fail it for what it asks.
+        """
+
     def status(self) -> Mapping[str, Any]:
         """All that an operator may see, as JSON values."""
 

@@ -60,7 +60,7 @@ class CountRoute:
             return
         counted = await self._core.count_tokens(job)
         if counted is None:
-            counted = tokens_at_most(job)
+            counted = tokens_at_most(self._core.as_sent(job))
         else:
             counted += tokens_of_images(job)
         body = msgspec.json.encode({"input_tokens": counted})

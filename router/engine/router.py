@@ -281,7 +281,7 @@ class Router:
         Raises:
             RequestFailed: there is no such model.
         """
-        job = self._sieving.sent(self._resolved(job))
+        job = self.as_sent(job)
         ready = [m for m in self.fleet.models.get(job.target, ()) if m.serving]
         for member in sorted(ready, key=lambda m: m.busy)[:COUNTERS_MAX]:
             worker = self.workers.get(member.id)
@@ -294,6 +294,16 @@ class Router:
                     return found
         await trio.lowlevel.checkpoint()
         return None
+
+    def as_sent(self, job: Job) -> Job:
+        """Give *job* as workers get it: with the tools that its model is told (M8).
+
+        Not a checkpoint.
+
+        Raises:
+            RequestFailed: there is no such model, or it gives no such signal.
+        """
+        return self._sieving.sent(self._resolved(job))
 
     def unsupported(self, job: Job, worker: WorkerId | None) -> tuple[str, ...]:
         """Name the sampling parameters of *job* that *worker*'s engine lacks (J3).

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from router.settings import RouterSettings, WaitSettings
+from router.settings import ModelSettings, RouterSettings, WaitSettings
 from tests.kit.anthropic_events import (
     Event,
     accumulate,
@@ -296,6 +296,32 @@ async def test_b79_a_call_that_was_cut_before_its_arguments_is_not_made_up() -> 
     assert whole["content"] == [{"type": "text", "text": "I write."}]
     assert whole["stop_reason"] == "max_tokens"
     assert accumulate(events_of(octets)).message.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("kind", ["generic", "llama-server"])
+async def test_b70_what_a_model_is_told_of_tools_is_in_the_estimate(kind: str) -> None:
+    bios = f'{{tools}}\nCall by {{"tool_calls": []}}. {"rule é漢字 " * 2_000}'
+    models = {"m": ModelSettings(bios=bios, exit_tools=("POLICY_RISK",))}
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": "z" * 900}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "é" * 900}
+    asked: dict[str, Any] = {
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ],
+    }
+    async with open_stack(answers("ok"), kind=kind, models=models) as stack:
+        stack.engines[0].counts = None
+        client = await ask(stack, messages(stream=False, **asked))
+        assert (await client.reply()).status == 200
+        path = "/v1/messages/count_tokens"
+        client = await ask(stack, messages(path=path, **asked))
+        counted = (await client.reply()).json["input_tokens"]
+        sent = stack.engines[0].seen[0].body["messages"]
+
+    assert counted >= sum(len(message["content"].encode()) for message in sent)
 
 
 async def torn_arguments(x: Exchange) -> None:

@@ -150,6 +150,8 @@ class StubRouter:
         #: What ``count_tokens`` gives, and the jobs that it was asked for.
         self.counts: int | None = None
         self.counted: list[Job] = []
+        #: What workers are sent before each job's own messages.
+        self.told: tuple[Any, ...] = ()
         self.started = 0
         self._born = 0
         self._in, self._out = trio.open_memory_channel[StubRequest](10_000)
@@ -189,6 +191,9 @@ class StubRouter:
         self.counted.append(job)
         await trio.lowlevel.checkpoint()
         return self.counts
+
+    def as_sent(self, job: Job) -> Job:
+        return attrs.evolve(job, messages=(*self.told, *job.messages))
 
     def status(self) -> dict[str, Any]:
         worker = {

@@ -424,6 +424,9 @@ async def test_m8_tokens_are_counted_by_a_worker_and_images_on_top() -> None:
         router.counts = None
         await client.send(messages(path=count))
         assert (await client.reply()).json["input_tokens"] > 500
+        router.told = ({"role": "system", "content": "t" * 9_000},)
+        await client.send(messages(path=count))
+        assert (await client.reply()).json["input_tokens"] > 9_000
         await client.send(messages(path=count, messages=[]))
         assert (await client.reply()).status == 400
         assert router.started == 0

@@ -638,6 +638,29 @@ async def test_m8_the_tools_that_a_model_is_told_are_counted_too(
     assert [m["role"] for m in counted[0].messages] == ["system", "user"]
 
 
+async def test_m8_a_job_as_sent_is_what_its_worker_gets(
+    autojump_clock: MockClock,
+) -> None:
+    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = (
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t", "content": "r"},
+    )
+    for settings in (
+        told(exit_tools=("POLICY_RISK",), thinking_max_tokens=3),
+        limited(exit_tools=("POLICY_RISK",)),
+        limited(),
+    ):
+        for job in (JOB, attrs.evolve(JOB, messages=history, target="")):
+            sent: list[Job] = []
+            async with opened((), settings=settings) as (router, (worker,)):
+                worker.script = kept(sent, said("x"))
+                await serve(router, Recorder(), attrs.evolve(job, target="m"))
+
+                assert router.as_sent(job) == sent[0]
+
+
 async def test_j5_signals_are_counted_by_their_code(autojump_clock: MockClock) -> None:
     steps = (Head(), Say(("x",)), Finish(FinishReason.LENGTH))
     async with opened(steps) as (router, _):
