@@ -106,10 +106,10 @@ def oddly_counted(body: bytes) -> Chunk | None:
         odd = _decode_uncounted(body)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return Chunk(odd.choices, _counted(odd.usage), odd.error, odd.object, odd.detail)
+    return Chunk(odd.choices, counted(odd.usage), odd.error, odd.object, odd.detail)
 
 
-def _counted(usage: msgspec.Raw) -> Counted | None:
+def counted(usage: msgspec.Raw) -> Counted | None:
     """Read what can be read of *usage*; a count that is no count is none."""
     try:
         told = msgspec.json.decode(usage)

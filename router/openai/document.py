@@ -7,6 +7,7 @@ import msgspec
 from router.errors import Fault, FaultKind
 from router.ids import AssignmentId
 from router.messages import Delta, Finished, FinishReason, Kind, Usage
+from router.openai.chunk import counted
 from router.openai.worker_errors import fault_of_frame, fault_of_reply, is_error
 
 #: Bytes of a document that are waited for: 2 048 vectors of 4 096 numbers in
@@ -17,15 +18,11 @@ DOCUMENT_MAX: Final = 64 * 1024 * 1024
 _ABSENT: Final = frozenset({404, 405, 501})
 
 
-class _Counted(msgspec.Struct):
-    prompt_tokens: int | None = None
-
-
 class _Document(msgspec.Struct):
     """As far as it is looked at: that it is one, and what it cost."""
 
     data: list[msgspec.Raw]
-    usage: _Counted | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Renamed(msgspec.Struct):
@@ -50,9 +47,10 @@ def read_document(
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         message = "The engine sent something else than a list of embeddings."
         return Fault(FaultKind.PROTOCOL, message)
+    told = counted(found.usage)
     usage = None
-    if found.usage is not None and found.usage.prompt_tokens is not None:
-        usage = Usage(found.usage.prompt_tokens, 0)
+    if told is not None and told.prompt_tokens is not None:
+        usage = Usage(told.prompt_tokens, 0)
     delta = Delta(assignment, 0, Kind.DOCUMENT, text)
     return delta, Finished(assignment, FinishReason.STOP, usage)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import trio
 
+from router.edge.sink import BEHIND, HIGH
 from router.errors import Fault, FaultKind
 from router.messages import Usage
 from router.ports import Taken
@@ -443,7 +444,8 @@ async def test_h5_past_the_ceiling_the_client_is_cut() -> None:
         while taken is not Taken.GONE:  # a source that heeds no FULL
             taken = served.text("x" * 60_000)
         await here.empty()
-    assert router.tally.buffer_high_water <= 1024 * 1024
+    # The event that filled it may be one byte short of the mark.
+    assert router.tally.buffer_high_water < HIGH + 61_000 + BEHIND
 
 
 # ---- replies that are whole ----

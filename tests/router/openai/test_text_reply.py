@@ -164,6 +164,23 @@ def test_o2_what_is_no_list_of_vectors_is_a_protocol_fault(body: bytes) -> None:
     assert fault.kind is FaultKind.PROTOCOL
 
 
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        (b"[]", None),
+        (b'"3"', None),
+        (b'{"prompt_tokens":"3"}', None),
+        (b'{"prompt_tokens":-3}', None),
+        (b'{"prompt_tokens":3,"prompt_tokens_details":[]}', Usage(3, 0)),
+    ],
+)
+def test_b48_an_odd_usage_costs_no_vectors(usage: bytes, read: Usage | None) -> None:
+    found = read_document(A, b'{"data":[],"usage":' + usage + b"}")
+
+    assert not isinstance(found, Fault)
+    assert found[1].usage == read
+
+
 def test_o2_an_error_in_the_place_of_vectors_is_judged_by_its_status() -> None:
     fault = read_document(A, b'{"error":{"message":"too long","code":400}}')
 
