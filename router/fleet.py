@@ -40,10 +40,10 @@ from router.waitingroom import WaitingRoom
 INF: Final = float("inf")
 #: Seconds to offer as Retry-After while nothing is known of when.
 COME_BACK_S: Final = 1.0
-#: Longest rest that is waited out for a worker that asked for it, in seconds, where
-#: ``queue_ms`` doesn't say how long a request may wait. Of a rest this short the
-#: client is better not told: it would come back in whole seconds, at the end of the
-#: line, and gives up after a few times. Of a longer one it may make use elsewhere.
+#: Longest rest of a worker that is waited out, in seconds, where ``queue_ms`` doesn't
+#: say how long a request may wait. Of a rest this short the client is better not
+#: told: it would come back in whole seconds, at the end of the line, and gives up
+#: after a few times. Of a longer one it may make use elsewhere.
 REST_WAIT_S: Final = 5.0
 #: Candidates of a grant that are remembered for the request's receipt (X3).
 CANDIDATES_MAX: Final = 8
@@ -460,18 +460,21 @@ class Fleet:
             self._end(entry, attempts.first_cause() or refusal, now, out)
 
     def _hopeless(self, entry: Entry, now: float) -> Fault | None:
-        """Say why no worker will take *entry*; None: one may. Sets ``load_by``."""
-        # How long a rest that a worker asked for may last for it to be waited for.
+        """Say why no worker will take *entry*; None: one may. Sets ``load_by``.
+
+        A suspect whose trial is under way may: its end tells (S6).
+        """
+        # How long a worker may rest for it to be waited for.
         rested_by = now + REST_WAIT_S if entry.queue_by == INF else entry.queue_by
         rested_by = max(now, rested_by)
-        asked = INF
+        shortest = INF
         coming = False
         for member in self._untried(entry):
             if member.serves(entry.target):
-                if not (member.rest_asked and member.rest_until > rested_by):
+                if member.rest_until <= rested_by:
                     entry.load_by = INF
                     return None
-                asked = min(asked, member.rest_until - now)
+                shortest = min(shortest, member.rest_until - now)
             coming = coming or member.comes(entry.target)
         if coming:
             entry.load_by = min(entry.load_by, now + self._load_wait_s)
@@ -479,7 +482,7 @@ class Fleet:
         return Fault(
             FaultKind.NO_WORKER,
             "No worker for this model is available.",
-            retry_after=COME_BACK_S if asked == INF else asked,
+            retry_after=COME_BACK_S if shortest == INF else shortest,
         )
 
     def _untried(self, entry: Entry) -> Iterator[Member]:
@@ -530,17 +533,26 @@ class Fleet:
         self._dispatch(member, now, out)
         whole = member.shares is None and member.serving
         if self.room and not (whole and member.rest_until <= now):
-            for target in dict.fromkeys((*named, *member.models)):
-                for request in self.room.waiting(target):
-                    entry = self.requests[request]
-                    refusal = self._hopeless(entry, now)
-                    if refusal is not None:
-                        first = entry.attempts.first_cause()
-                        self._refuse(entry, first or refusal, now, out)
+            self._refuse_hopeless(dict.fromkeys((*named, *member.models)), now, out)
         if member.life.state is State.GONE and not member.busy:
             self._crew.retire(member)
         elif member.life.state is State.DRAINING and not member.busy:
             out.append(Empty(member.id))
+
+    def _refuse_hopeless(
+        self, targets: Iterable[str], now: float, out: list[Command]
+    ) -> None:
+        """Refuse who waits for one of *targets* and can get no worker."""
+        for target in targets:
+            for request in self.room.waiting(target):
+                if request not in self.room:
+                    # The end of one before it made a suspect, and so came here.
+                    continue
+                entry = self.requests[request]
+                refusal = self._hopeless(entry, now)
+                if refusal is not None:
+                    first = entry.attempts.first_cause()
+                    self._refuse(entry, first or refusal, now, out)
 
     def _loaded(self, member: Member) -> None:
         """*member* came up: who still waits for it waits for a slot alone (S4)."""
@@ -628,6 +640,7 @@ class Fleet:
             member = self.members.get(worker)
             if member is not None and self._crew.blame(member, now):
                 out.append(Rest(worker, member.rest_until))
+                self._refuse_hopeless(member.models, now, out)
         entry.owed.clear()
 
     def _forget(self, entry: Entry) -> None:

@@ -148,7 +148,7 @@ class Crew:
         if kind is FaultKind.DECLINED:
             least = self._rng.uniform(*DECLINED_S)
             asked = min(fault.retry_after or 0.0, REST_MAX_S)
-            _rest(member, now + max(least, asked), asked=asked > least)
+            _rest(member, now + max(least, asked))
             return True
         if kind is FaultKind.LOADING:
             member.life.fire(Event.LOADS, now)
@@ -199,7 +199,7 @@ class Crew:
         if member.life.state is not State.SUSPECT:
             return False
         pause = min(TRIAL_MAX_S, 0.5 * 2.0 ** (member.faults - self._suspect_after))
-        _rest(member, now + pause * self._rng.uniform(0.75, 1.25), asked=False)
+        _rest(member, now + pause * self._rng.uniform(0.75, 1.25))
         return True
 
     def praise(self, member: Member, now: float) -> None:
@@ -238,9 +238,7 @@ class Crew:
                 self.serving.setdefault(model, []).append(member)
 
 
-def _rest(member: Member, until: float, *, asked: bool) -> None:
-    """Have *member* take no job before *until*: *asked* for by its Retry-After, or
-    chosen by us. A longer rest that it has already stays as it is."""
-    if until > member.rest_until:
-        member.rest_until = until
-        member.rest_asked = asked
+def _rest(member: Member, until: float) -> None:
+    """Have *member* take no job before *until*. A longer rest that it has already
+    stays as it is."""
+    member.rest_until = max(member.rest_until, until)

@@ -80,8 +80,6 @@ class Member:
     """A probe that it answers proves nothing of our key before (A4), unless another
     that it did not was between."""
     rest_until: float = attrs.field(default=0.0, init=False)
-    rest_asked: bool = attrs.field(default=False, init=False)
-    """The rest was asked for by Retry-After, not chosen by us."""
     last_grant: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from router.lifecycle import State
 from router.settings import RouterSettings, WaitSettings
 from tests.kit.edge import RawClient, chat, events, request, until
 from tests.kit.engine import Script, answers, refuses
@@ -429,3 +430,73 @@ async def test_b42_a_line_of_a_mib_passes_with_all_that_came_behind_it(
     assert whole is (behind != "error")
     assert (b'"error"' in client.got) is (behind == "error")
     assert not stack.router.tally.disconnects
+
+
+both_dialects = pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages"]
+)
+
+
+async def asked(stack: Stack, path: str, model: str = "m") -> RawClient:
+    """Ask for a stream in either dialect."""
+    client = await stack.edge.connect()
+    body = json.dumps({**ASKED, "model": model}).encode()
+    await client.send(request("POST", path, body))
+    return client
+
+
+def code(path: str, body: Any) -> str:
+    """What a program of that dialect looks at."""
+    return str(body["error"]["type" if path == "/v1/messages" else "code"])
+
+
+@both_dialects
+async def test_b28_all_suspect_all_full_and_unknown_are_three_answers(
+    path: str,
+) -> None:
+    reset = False
+
+    async def script(x: Exchange) -> None:
+        if reset:
+            await x.reset()
+        else:
+            await x.wait_closed()
+
+    settings = RouterSettings(queue_limit=1, suspect_after=1)
+    async with open_stack(script, script, slots=1, router=settings) as stack:
+        unknown = await (await asked(stack, path, "nobody's")).reply()
+        runs = [await asked(stack, path) for _ in range(2)]
+        await until(lambda: sum(engine.live for engine in stack.engines) == 2)
+        runs.append(await asked(stack, path))
+        await until(lambda: len(stack.router.fleet.room) == 1)
+        full = await (await asked(stack, path)).reply()
+        for client in runs:
+            client.close()
+        await stack.settle()
+        reset = True
+        lost = await (await asked(stack, path)).reply()
+        for member in stack.router.fleet.members.values():
+            assert member.life.state is State.SUSPECT
+            member.rest_until = trio.current_time() + 20.0
+        suspect = await (await asked(stack, path)).reply()
+
+    replies = [unknown, full, lost, suspect]
+    told = [(reply.status, code(path, reply.json)) for reply in replies]
+    if path == "/v1/messages":
+        assert told == [
+            (404, "not_found_error"),
+            (529, "overloaded_error"),
+            (500, "api_error"),
+            (529, "overloaded_error"),
+        ]
+        assert full.json["error"]["message"] != suspect.json["error"]["message"]
+    else:
+        assert told == [
+            (404, "model_not_found"),
+            (429, "queue_full"),
+            (502, "worker_lost"),
+            (503, "no_worker_available"),
+        ]
+    assert "retry-after" not in unknown.headers
+    assert int(full.headers["retry-after"]) >= 1
+    assert 1 < int(suspect.headers["retry-after"]) <= 20

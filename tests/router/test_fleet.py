@@ -333,6 +333,104 @@ def test_s4_a_rest_is_waited_out_that_ends_within_queue_ms() -> None:
     assert grant(play.fleet.dispatch(A, play.now))[0].request == late
 
 
+def worn_out(trials: int) -> Play:
+    """A fleet of one worker, a suspect of which *trials* have just failed."""
+    play = Play(A, queue_limit=20)
+    for fault in range(3 + trials):
+        if fault >= 3:
+            play.now = play.fleet.rests_until(A, play.now)
+        play.fail(play.placed()[0], LOST)
+    assert play.state(A) is State.SUSPECT
+    return play
+
+
+def test_s4_suspects_that_all_rest_for_long_can_not_come() -> None:
+    play = worn_out(4)
+    left = play.fleet.rests_until(A, play.now) - play.now
+    assert left > 5.0
+
+    fault = refusal(play.ask()[1])
+
+    assert fault.kind is FaultKind.NO_WORKER
+    assert fault.retry_after == pytest.approx(left)
+
+
+def test_s4_a_suspect_that_soon_has_its_trial_is_waited_for() -> None:
+    play = worn_out(4)
+    play.now = play.fleet.rests_until(A, play.now) - 5.0
+    waiter, commands = play.ask()
+    assert commands == []
+
+    play.now += 5.0
+
+    assert grant(play.fleet.dispatch(A, play.now))[0].request == waiter
+
+
+def test_s4_the_trial_of_a_suspect_is_waited_for_and_its_end_tells() -> None:
+    fails, succeeds = worn_out(4), worn_out(4)
+    lines: list[list[RequestId]] = []
+    for play in (fails, succeeds):
+        play.now = play.fleet.rests_until(A, play.now)
+        lines.append([play.ask()[0] for _ in range(3)])
+        assert [*play.fleet.room.waiting("m")] == lines[-1][1:]
+
+    told = [
+        (c.request, c.fault)
+        for c in fails.fail(AssignmentId(lines[0][0], 1), LOST)
+        if isinstance(c, Refuse)
+    ]
+    granted, _ = grant(succeeds.finish(AssignmentId(lines[1][0], 1)))
+
+    assert [request for request, _ in told] == lines[0]
+    left = fails.fleet.rests_until(A, fails.now) - fails.now
+    for _, fault in told[1:]:
+        assert fault.kind is FaultKind.NO_WORKER
+        assert fault.retry_after == pytest.approx(left)
+    assert granted.request == lines[1][1]
+
+
+def test_s4_a_suspect_that_rests_by_the_word_of_another_worker_is_not_waited_for() -> (
+    None
+):
+    play = worn_out(3)
+    play.now = play.fleet.rests_until(A, play.now)
+    play.fleet.add_worker(B, play.now)
+    play.up(B, slots=2)
+    placed = [play.placed() for _ in range(3)]
+    assert [worker for _, worker in placed] == [B, A, B]
+    moves, broken, ends = (assignment for assignment, _ in placed)
+    play.fail(broken, BROKEN)
+    assert play.placed()[1] == A
+    second, _ = grant(play.finish(ends))
+    assert second.request == broken.request
+    play.fail(moves, LOST)
+    assert moves.request in play.fleet.room
+
+    # B answers what A could not: now it is a fault of A, and A rests.
+    told = [c.request for c in play.finish(second) if isinstance(c, Refuse)]
+
+    assert told == [moves.request]
+
+
+def test_s4_the_end_of_one_waiter_may_be_the_end_of_the_next() -> None:
+    play = worn_out(3)
+    play.now = play.fleet.rests_until(A, play.now)
+    play.fleet.add_worker(B, play.now)
+    play.up(B)
+    placed = [play.placed() for _ in range(2)]
+    assert [worker for _, worker in placed] == [B, A]
+    broken = placed[1][0]
+    play.fail(broken, BROKEN)
+    assert play.placed()[1] == A
+    fresh, _ = play.ask()
+
+    # Nobody is left to say that it was the request's own fault: it was A's.
+    commands = play.fleet.learned(B, Event.MISSED, play.now)
+
+    told = [(c.request, c.fault.kind) for c in commands if isinstance(c, Refuse)]
+    assert told == [(broken.request, BROKEN.kind), (fresh, FaultKind.NO_WORKER)]
+
+
 def test_s4_a_worker_whose_rest_is_over_may_be_waited_for() -> None:
     play = Play(A, B, queue_ms=10_000)
     asked, moves = play.placed()[0], play.placed()[0]
@@ -611,6 +709,27 @@ def test_b24_client_faults_between_count_neither_way() -> None:
         play.fail(assignment, fault)
 
     assert play.state(A) is State.SUSPECT
+
+
+@pytest.mark.parametrize("fault", [BAD, FULL], ids=["b24_a_400", "b25_a_503"])
+def test_s6_what_is_no_fault_and_no_success_leaves_a_suspect_as_it_is(
+    fault: Fault,
+) -> None:
+    play = worn_out(2)
+    member = play.fleet.members[A]
+    faults = member.faults
+    play.now = play.fleet.rests_until(A, play.now)
+
+    trial, _ = play.placed()
+    play.fleet.accepted(trial)
+    play.fail(trial, fault)
+
+    assert play.state(A) is State.SUSPECT
+    assert (member.faults, member.limit) == (faults, 1)
+    # The next fault rests as long as if there had been nothing between.
+    play.now = max(play.now, member.rest_until)
+    play.fail(play.placed()[0], LOST)
+    assert 4.0 * 0.75 <= member.rest_until - play.now <= 4.0 * 1.25
 
 
 def test_s6_a_success_between_starts_the_count_anew() -> None:

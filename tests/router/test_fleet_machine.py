@@ -101,7 +101,6 @@ class FleetMachine(RuleBasedStateMachine):
         model, queue_by = self.asked[request]
         for member in self.fleet.models.get(model, ()):
             if member.serving and member.id not in self.places.get(request, ()):
-                assert member.rest_asked
                 assert member.rest_until > max(self.now, queue_by)
 
     def answer(self, worker: WorkerId, *, started_at: float = 1_000.0) -> None:
@@ -181,6 +180,18 @@ class FleetMachine(RuleBasedStateMachine):
             del self.running[assignment]
             self.past.append(assignment)
             self.play(self.fleet.failed(assignment, fault, self.now))
+
+    @rule(trials=st.integers(1, 8))
+    def every_trial_fails(self, trials: int) -> None:
+        fault = Fault(FaultKind.STALLED, "x")
+        for _ in range(trials):
+            for model in ("m", "n"):
+                self.submit(model)
+            for assignment in sorted(self.running):
+                del self.running[assignment]
+                self.past.append(assignment)
+                self.play(self.fleet.failed(assignment, fault, self.now))
+            self.time_passes(3.0)
 
     @precondition(lambda self: self.past)
     @rule(seed=st.integers(0, 50))
@@ -293,6 +304,17 @@ class FleetMachine(RuleBasedStateMachine):
                 and (m.serving or m.life.state in {State.STARTING, State.LOADING})
             ]
             assert hopes or self.fleet.waits_until(request) < float("inf")
+
+    @invariant()
+    def s4_nobody_waits_for_long_rests_alone(self) -> None:
+        for request in self.fleet.room.everybody():
+            entry = self.fleet.requests[request]
+            assert any(
+                m.life.state in {State.STARTING, State.LOADING}
+                or (m.serving and m.rest_until <= max(self.now, entry.queue_by))
+                for m in self.fleet.models.get(entry.target, ())
+                if m.id not in entry.attempts.tried
+            )
 
     def teardown(self) -> None:
         """S2: when all have left and settled, everything is at its baseline."""

@@ -176,6 +176,24 @@ async def test_w6_connecting_and_sending_have_their_limits(
         assert trio.current_time() - start == pytest.approx(seconds)
 
 
+async def test_s4_a_fleet_of_suspects_leaves_nobody_waiting(
+    autojump_clock: MockClock,
+) -> None:
+    workers = [ScriptedWorker(name, lambda *_: (Fail(LOST),)) for name in "abc"]
+    async with opened(*workers) as (router, _):
+        receivers = [Recorder() for _ in range(30)]
+        with trio.fail_after(15):
+            async with trio.open_nursery() as nursery:
+                for receiver in receivers:
+                    nursery.start_soon(serve, router, receiver)
+
+        faults = [receiver.fault for receiver in receivers if receiver.fault]
+        assert len(faults) == 30
+        assert {fault.kind for fault in faults} == {LOST.kind, FaultKind.NO_WORKER}
+        waited = [f.retry_after for f in faults if f.kind is FaultKind.NO_WORKER]
+        assert all(wait is not None and wait > 5.0 for wait in waited)
+
+
 async def test_w6_connect_ms_is_the_operators(autojump_clock: MockClock) -> None:
     receiver = Recorder()
     settings = Settings(waits=WaitSettings(connect_ms=100))
