@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from router.ids import RequestId
 from router.lifecycle import State
 from router.settings import RouterSettings, WaitSettings
 from tests.kit.edge import RawClient, chat, events, request, until
@@ -500,3 +501,89 @@ async def test_b28_all_suspect_all_full_and_unknown_are_three_answers(
     assert "retry-after" not in unknown.headers
     assert int(full.headers["retry-after"]) >= 1
     assert 1 < int(suspect.headers["retry-after"]) <= 20
+
+
+async def test_b14_a_400_behind_a_stall_reaches_the_client_as_it_is() -> None:
+    async def stalls(x: Exchange) -> None:
+        await x.role()
+        await x.wait_closed()
+
+    body = {"error": {"message": "no prefill", "type": "t", "param": "p", "code": "c"}}
+    async with open_stack(
+        stalls, refuses(400, body), waits=WaitSettings(liveness_ms=300)
+    ) as stack:
+        client = await stack.edge.connect()
+        await client.send(chat())
+        reply = await client.reply()
+
+        assert (reply.status, reply.json) == (400, body)
+        first, second = (engine.seen[0].body for engine in stack.engines)
+        assert first == second
+        await stack.settle()
+        receipt = stack.router.receipt(RequestId(reply.headers["x-request-id"]))
+
+    assert receipt is not None
+    attempts = receipt["attempts"]
+    assert isinstance(attempts, Sequence)
+    assert [(a["worker"], a["fault"]) for a in attempts] == [
+        ("w0", "stalled"),
+        ("w1", "rejected"),
+    ]
+
+
+@both_dialects
+@pytest.mark.parametrize("status", [400, 500])
+async def test_b32_a_refusal_behind_our_own_head_is_one_frame_and_an_unclean_end(
+    path: str, status: int
+) -> None:
+    head_is_out = trio.Event()
+
+    async def refuses_late(x: Exchange) -> None:
+        await head_is_out.wait()
+        await x.json(status, {"error": {"message": "no such tool", "type": "t"}})
+
+    settings = RouterSettings(commit_after_ms=50)
+    async with open_stack(refuses_late, router=settings) as stack:
+        client = await asked(stack, path)
+        head = await client.until(b"\r\n\r\n")
+        head_is_out.set()
+        body, whole = await until_end(client)
+        await stack.settle()
+
+    assert head.split()[1] == b"200"
+    assert not whole
+    assert body.count(b'"error":{') == body.count(b"no such tool") == 1
+    for end in (b"[DONE]", b"message_stop", b'finish_reason":"', b"message_delta"):
+        assert end not in body
+
+
+@both_dialects
+@pytest.mark.parametrize("text", ["", "some text"])
+async def test_b42_a_line_beyond_the_limit_is_a_fault_and_closes_the_upstream(
+    path: str, text: str
+) -> None:
+    async def says(x: Exchange) -> None:
+        if text:
+            await x.text(text)
+        await x.text("y" * 5 * 1024 * 1024)
+        await x.finish()
+        await x.done()
+        await x.end()
+
+    async with open_stack(says) as stack:
+        client = await asked(stack, path)
+        if text:
+            await client.until(text.encode())
+            got, whole = await until_end(client)
+            assert not whole
+            assert got.count(b'"error":{') == 1
+        else:
+            reply = await client.reply()
+            assert reply.status == (500 if path == "/v1/messages" else 502)
+            got = reply.body
+        with trio.fail_after(5):
+            await stack.engines[0].seen[0].closed.wait()
+        await stack.settle()
+
+    assert b"yyy" not in got
+    assert not stack.engines[0].seen[0].ended.is_set()

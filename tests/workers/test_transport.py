@@ -202,6 +202,30 @@ async def test_a_close_is_idempotent_and_seen(kind: str) -> None:
         await peer.ended.wait()
 
 
+class Sore(socket.socket):
+    """A socket whose close says that it failed."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("no")
+
+
+@both
+def test_b08_a_close_that_fails_is_no_fault(kind: str) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        sock = Sore(fileno=ours.detach())
+        transport: Transport = (
+            PlainTransport.accepted(sock)
+            if kind == "plain"
+            else TlsTransport.accepted(sock, CONTEXTS.server)
+        )
+
+        transport.close()
+
+        assert theirs.recv(1) == b""
+
+
 @both
 async def test_a_refused_connect_raises(kind: str) -> None:
     with socket.socket() as unused:

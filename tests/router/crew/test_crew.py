@@ -80,6 +80,19 @@ def test_a8_a_worker_that_asks_for_next_to_no_rest_gets_ours(
         assert now + 0.25 <= member.rest_until <= now + 0.75
 
 
+@pytest.mark.parametrize("seconds", [None, 0.0])
+def test_b29_workers_that_decline_together_do_not_come_back_together(
+    seconds: float | None,
+) -> None:
+    made = crew(*(WorkerId(f"w{number}") for number in range(20)))
+    for member in made.members.values():
+        made.note(member, declined(seconds), "m", 10.0, silent=True)
+
+    rests = sorted(member.rest_until - 10.0 for member in made.members.values())
+    assert len(set(rests)) == len(rests)
+    assert rests[-1] - rests[0] > 0.25
+
+
 def test_a8_what_else_fails_cuts_no_rest_that_was_asked_for() -> None:
     member = (made := crew(A)).members[A]
     made.note(member, declined(20.0), "m", 10.0, silent=True)

@@ -16,13 +16,16 @@ from router.ports import Delivery, SourcePhase, Taken
 from router.settings import Settings, WaitSettings
 from tests.kit.receiver import Recorder
 from workers.scripted import (
+    Comment,
     Fail,
     Finish,
+    FinishWithoutUsage,
     Head,
     Say,
     ScriptedSource,
     ScriptedWorker,
     Stubborn,
+    Wait,
     answers,
     hangs,
 )
@@ -116,6 +119,24 @@ async def test_a9_a_whole_answer_outweighs_a_loss_behind_it(
         assert ends(records) == [("completed", "worker")]
         assert receiver.fault is None
         assert router.status()["workers"][0]["faults_in_a_row"] == 0
+
+
+async def test_m3_comments_for_ever_behind_the_finish_are_not_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    receiver = Recorder()
+    comments = [step for _ in range(100) for step in (Wait(0.3), Comment())]
+    steps = (Head(), Say(("x",)), FinishWithoutUsage(), *comments)
+    settings = Settings(waits=WaitSettings(usage_wait_ms=1_000))
+    worker = ScriptedWorker("a", lambda *_: steps)
+    async with opened(worker, settings=settings) as (router, records):
+        start = trio.current_time()
+        await serve(router, receiver)
+
+        assert trio.current_time() - start == pytest.approx(1.0)
+        assert receiver.finished is not None
+        assert receiver.finished.usage is None
+        assert [record["outcome"] for record in records] == ["completed"]
 
 
 async def test_w1_an_answer_may_last_as_long_as_bytes_arrive(
