@@ -160,11 +160,13 @@ def main(router: int, report: int, command: list[str]) -> None:
         # Sees the router's death too where a child of its own, forked and never
         # executed, still holds our pipe open.
         poll.register(os.pidfd_open(router), select.POLLIN)
+    # Not ignored before: a server that is not executed yet would ignore them too,
+    # and lose the one that asks it to end. Till then they wait, at both.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     keeper = Keeper(report, command)
-    # Not before: a server that is not executed yet would ignore them too, and
-    # lose the one that asks it to end.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     if os.getppid() != router:
         keeper.end(0.0)
     half = b""

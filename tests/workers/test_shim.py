@@ -162,6 +162,18 @@ def test_l7_it_takes_orders_from_its_router_only(number: signal.Signals) -> None
         assert not is_gone(pid)
 
 
+@pytest.mark.slow
+def test_l7_a_signal_in_the_moment_of_its_start_ends_nothing() -> None:
+    for _ in range(20):
+        with shim(*python(SLEEPS)) as one:
+            pid = int(one.hear().split()[1])
+            one.process.send_signal(signal.SIGINT)
+            one.here()
+
+            assert one.process.poll() is None
+            assert not is_gone(pid)
+
+
 def test_l7_its_server_dies_with_it() -> None:
     with shim(*python(STUBBORN)) as one:
         pid = int(one.hear().split()[1])
