@@ -58,8 +58,7 @@ class WaitingRoom:
 
     def full(self, model: str) -> bool:
         """Say whether a fresh job for *model* must be refused (S4)."""
-        line = self._lines.get(model)
-        return line is not None and len(line) >= self.limit
+        return self.depth(model) >= self.limit
 
     def enter(self, request: RequestId, model: str, *, moved: bool) -> None:
         """Let *request* wait: at the end, or before all fresh ones if *moved*.

@@ -56,6 +56,10 @@ def test_s4_the_limit_is_per_model() -> None:
     assert not room(A, B, limit=2).full("other")
 
 
+def test_s4_a_limit_of_nought_lets_nobody_wait() -> None:
+    assert room(limit=0).full("m")
+
+
 def test_a3_a_waiter_that_tried_the_worker_does_not_hold_up_the_others() -> None:
     assert room(A, B).first(["m"], lambda request: request != A) == B
 
