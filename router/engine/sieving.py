@@ -174,6 +174,7 @@ class SievedReceiver:
         """Hand over to *receiver* what *sieve* lets through."""
         self._receiver = receiver
         self._sieve = sieve
+        self._on_gone: Callable[[], None] = _nobody
         self._any_out = False
         #: The inner receiver's last word: FULL must not be lost.
         self.full = False
@@ -190,24 +191,33 @@ class SievedReceiver:
 
     def attach(self, on_room: Callable[[], None], on_gone: Callable[[], None]) -> None:
         """See ``ports.Receiver``."""
+        self._on_gone = on_gone
         self._receiver.attach(on_room, on_gone)
 
     def take(self, deltas: Sequence[Delta]) -> Taken | Fault:
         """See ``ports.Receiver``. STEER: look at ``ending``."""
-        out = self._sieve.take(deltas)
-        taken: Taken | Fault = Taken.MORE
-        if out:
-            taken = self._receiver.take(out)
-            if taken is Taken.GONE or isinstance(taken, Fault):
-                return taken
-            self._any_out = True
-        self.full = taken is Taken.FULL
+        self.full = False
+        taken = self._hand_over(self._sieve.take(deltas))
+        if taken is Taken.GONE or isinstance(taken, Fault):
+            return taken
         return taken if self._sieve.wish is None else Taken.STEER
+
+    def _hand_over(self, out: Sequence[Delta]) -> Taken | Fault:
+        if not out:
+            return Taken.MORE
+        taken = self._receiver.take(out)
+        if taken is not Taken.GONE and not isinstance(taken, Fault):
+            self._any_out = True
+            self.full = self.full or taken is Taken.FULL
+        return taken
 
     def ending(
         self, assignment: AssignmentId, end_reasoning: Callable[[], int]
     ) -> Finished | Fault | None:
-        """Say how the answer is to end now; None: it goes on.
+        """Say how the answer is to end now; None: it goes on, or its client left.
+
+        What came with the delta at which the reasoning was to end is handed over
+        here, where it is to be borne with.
 
         Args:
             assignment: the one whose deltas were taken.
@@ -215,12 +225,17 @@ class SievedReceiver:
                 more deltas of it are to be borne with, 0 if it can't be asked.
         """
         sieve = self._sieve
-        if sieve.wish is END_REASONING:
+        while sieve.wish is END_REASONING:
             more = end_reasoning()
-            if more:
-                sieve.bear(more)
-            else:
+            if not more:
                 sieve.cut(assignment)
+                break
+            taken = self._hand_over(sieve.bear(more))
+            if isinstance(taken, Fault):
+                return taken
+            if taken is Taken.GONE:
+                self._on_gone()
+                return None
         wish = sieve.wish
         if wish is None or wish is END_REASONING:
             return None
@@ -268,3 +283,7 @@ class SievedReceiver:
     def tick(self, now: float) -> Taken:
         """See ``ports.Receiver``."""
         return self._receiver.tick(now)
+
+
+def _nobody() -> None:
+    """Stand in for a flight before there is one."""

@@ -82,6 +82,8 @@ class Sieve:
         self._watched: Kind | None = None
         self._thought = 0
         self._may_think = rules.thinking_max
+        #: What came with the delta at which the reasoning was to end.
+        self._unjudged: Sequence[Delta] = ()
         self._next = 0
 
     @property
@@ -90,25 +92,30 @@ class Sieve:
         return self._signals.all()
 
     def take(self, deltas: Sequence[Delta]) -> list[Delta]:
-        """Give what goes through now that *deltas* are here; look at ``wish``."""
+        """Give what goes through now that *deltas* are here; look at ``wish``.
+
+        END_REASONING is to be answered by ``bear`` or ``cut`` before the next.
+        """
         out: list[Delta] = []
-        for delta in deltas:
+        coming = iter(deltas)
+        for delta in coming:
             kind = delta.kind
             if kind is _REASONING:
                 self._think()
                 self._emit(delta, out)
+            elif kind is _TOOL_CALL:
+                self._call(delta, out)
+            elif kind is _TEXT and self._convention is not None:
+                self._say(self._convention, delta, out)
             else:
-                if self.wish is END_REASONING:
-                    self.wish = None  # it has ended by itself
-                if kind is _TOOL_CALL:
-                    self._call(delta, out)
-                elif kind is _TEXT and self._convention is not None:
-                    self._say(self._convention, delta, out)
-                else:
-                    self._emit(delta, out)
+                self._emit(delta, out)
             if isinstance(self.wish, Finished | Fault):
                 break
             if self._rules.loop_repeats_max and self._repeats(delta):
+                break
+            if self.wish is END_REASONING:
+                # What to do is decided at this delta, whatever came with it.
+                self._unjudged = tuple(coming)
                 break
         return out
 
@@ -136,11 +143,16 @@ class Sieve:
         signals = self._signals.all()
         return out, attrs.evolve(finished, reason=reason, signals=signals)
 
-    def bear(self, more: int) -> None:
-        """Let so many more deltas of reasoning come: the engine was asked."""
+    def bear(self, more: int) -> list[Delta]:
+        """Let so many *more* deltas of reasoning come: the engine was asked.
+
+        Give what goes through of those that are here already; look at ``wish``.
+        """
         self.wish = None
         if self._may_think is not None:
             self._may_think = self._thought + more
+        unjudged, self._unjudged = self._unjudged, ()
+        return self.take(unjudged)
 
     def cut(self, assignment: AssignmentId) -> None:
         """Wish the end of an answer whose reasoning does not end (J6)."""

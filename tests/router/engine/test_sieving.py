@@ -2,19 +2,23 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from router.engine import Router, open_router
+from router.engine.sieving import SievedReceiver
 from router.errors import Fault, FaultKind, RequestFailed
-from router.ids import AssignmentId
+from router.ids import AssignmentId, RequestId
 from router.messages import (
+    Delta,
     Endpoint,
     Finished,
     FinishReason,
@@ -28,6 +32,7 @@ from router.messages import (
 from router.openai.upstream import BUDGET
 from router.ports import Taken
 from router.settings import ModelSettings, RouterSettings, Settings
+from router.sieve import Sieve, SieveRules
 from tests.kit.receiver import Recorder
 from workers.scripted import (
     Fail,
@@ -485,6 +490,101 @@ async def test_j6_an_engine_that_can_not_be_asked_is_cut_off_with_length(
         assert codes(receiver.finished) == [SignalCode.MAX_TOKENS_REACHED]
         assert worker.sources[0].closed_at is not None
         assert at_rest(router)
+
+
+def asked_once(grace: int) -> Callable[[], int]:
+    """An engine that can be asked once to end its reasoning."""
+    left = [grace]
+    return lambda: left.pop() if left else 0
+
+
+def cut_in(kinds: str, sizes: Sequence[int]) -> list[list[Delta]]:
+    """Deltas, ``r``easoning or ``t``ext, in batches of these *sizes*."""
+    letters = {"r": Kind.REASONING, "t": Kind.TEXT}
+    owner = AssignmentId(RequestId("r"), 1)
+    deltas = [Delta(owner, n, letters[k], k) for n, k in enumerate(kinds)]
+    batches = []
+    for size in sizes:
+        batches.append(deltas[:size])
+        deltas = deltas[size:]
+    return [*batches, deltas]
+
+
+def given_out(batches: Sequence[Sequence[Delta]], limit: int, grace: int) -> object:
+    """What a client gets of *batches*, and how it ends; None: it goes on."""
+    receiver = Recorder()
+    sieved = SievedReceiver(receiver, Sieve(SieveRules(thinking_max=limit)))
+    end_reasoning = asked_once(grace)
+    owner = AssignmentId(RequestId("r"), 1)
+    end = None
+    for batch in batches:
+        if sieved.take(batch) is Taken.STEER:
+            end = sieved.ending(owner, end_reasoning)
+            if end is not None:
+                break
+    return receiver.text, end
+
+
+@given(
+    kinds=st.text("rt", max_size=20),
+    sizes=st.lists(st.integers(0, 9), max_size=6),
+    limit=st.integers(0, 5),
+    grace=st.integers(0, 5),
+)
+def test_j6_the_limit_is_the_same_however_the_bytes_are_cut(
+    kinds: str, sizes: list[int], limit: int, grace: int
+) -> None:
+    one_by_one = given_out(cut_in(kinds, [1] * len(kinds)), limit, grace)
+
+    assert given_out(cut_in(kinds, sizes), limit, grace) == one_by_one
+
+
+@pytest.mark.parametrize(("grace", "came"), [(0, 11), (3, 15)])
+async def test_j6_many_thoughts_and_an_answer_in_one_write_pass_no_limit(
+    autojump_clock: MockClock, grace: int, came: int
+) -> None:
+    receiver = Recorder()
+    burst = Say(("hm ",) * 200, Kind.REASONING)
+    steps = (Head(), burst, Say(("So.",)), Finish())
+    async with opened(steps, settings=limited(thinking_max_tokens=10)) as (
+        router,
+        (worker,),
+    ):
+        worker.grace = grace
+        await serve(router, receiver)
+
+        assert at_rest(router)
+    assert len(receiver.deltas) == came
+    assert receiver.finished is not None
+    assert receiver.finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("reply", [Taken.GONE, LOST])
+async def test_j6_what_is_borne_with_finds_a_receiver_that_is_gone_or_fails(
+    autojump_clock: MockClock, reply: Taken | Fault
+) -> None:
+    class Ends(Recorder):
+        """Takes the first batch alone."""
+
+        def take(self, deltas: Sequence[Delta]) -> Taken | Fault:
+            if self.deltas:
+                return reply
+            return super().take(deltas)
+
+    receiver = Ends()
+    steps = (Head(), Say(("hm ",) * 9, Kind.REASONING), Wait(99), Finish())
+    async with opened(steps, settings=limited(thinking_max_tokens=5)) as (
+        router,
+        (worker,),
+    ):
+        worker.grace = 30
+        request = await serve(router, receiver)
+
+        assert worker.sources[0].closed_at is not None
+        assert at_rest(router)
+        outcome = receipt_of(router, request)["outcome"]
+    assert len(receiver.deltas) == 6
+    assert outcome == ("cancelled" if reply is Taken.GONE else "failed")
 
 
 @pytest.mark.parametrize(("more", "reason"), [(2, "stop"), (4, "length")])

@@ -346,7 +346,7 @@ def test_j6_reasoning_beyond_its_limit_is_to_end() -> None:
     assert [d.text for d in source.out] == ["a", "b", "c"]
 
 
-def test_j6_reasoning_that_has_ended_by_itself_is_let_be() -> None:
+def test_j6_what_came_with_the_last_that_was_allowed_waits_for_the_decision() -> None:
     source = Source(SieveRules(thinking_max=1))
     source.feed(
         [
@@ -355,7 +355,11 @@ def test_j6_reasoning_that_has_ended_by_itself_is_let_be() -> None:
             source.delta("The answer", Kind.TEXT),
         ]
     )
+    before = [d.text for d in source.out]
 
+    assert (before, source.sieve.wish) == (["a", "b"], END_REASONING)
+    source.out += source.sieve.bear(1)
+    assert source.text == "The answer"
     assert source.sieve.wish is None
 
 
@@ -399,6 +403,7 @@ def test_a3_nothing_of_an_earlier_attempt_leaks_into_the_next() -> None:
     second = AssignmentId(RequestId("r"), 2)
     out = source.sieve.take([Delta(second, 0, Kind.REASONING, "x")])
     assert [(d.assignment, d.index) for d in out] == [(second, 0)]
+    assert source.sieve.wish is None
     left, end = source.sieve.finish(attrs.evolve(STOP, assignment=second))
     assert left == []
     assert end == attrs.evolve(STOP, assignment=second)
