@@ -35,7 +35,7 @@ class Recorder:
     def routed(self, worker: WorkerId, attempts: int) -> None:
         self.routes.append((worker, attempts))
 
-    def take(self, deltas: Sequence[Delta]) -> Taken | Fault:
+    def take(self, deltas: Sequence[Delta]) -> Taken:
         if self.reply is not Taken.GONE:
             self.deltas += deltas
         return self.reply
