@@ -38,6 +38,25 @@ def test_x2_every_field_of_a_request_is_documented() -> None:
     assert sorted(_FIELD.findall(table)) == sorted(keys_of("flight_record", "record"))
 
 
+def test_x3_every_field_of_an_attempt_is_documented() -> None:
+    (row,) = re.findall(r"^\| `attempts` \| (.+) \|$", DOC, re.MULTILINE)
+
+    assert re.findall(r"`(\w+)`", row) == keys_of_an_attempt()
+
+
+def keys_of_an_attempt() -> list[str]:
+    """Keys of each entry of the record's ``attempts``."""
+    tree = ast.parse(inspect.getsource(records.flight_record))
+    (each,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ListComp)
+        if isinstance(node.elt, ast.Dict)
+    )
+    assert isinstance(each.elt, ast.Dict)
+    return [str(key.value) for key in each.elt.keys if isinstance(key, ast.Constant)]
+
+
 def keys_of(function: str, name: str) -> list[str]:
     """Keys that *function* of the records puts into *name*."""
     source = inspect.getsource(getattr(records, function))

@@ -41,9 +41,13 @@ from router.tally import Tally
 from router.waiting import Budgets, Wait, WaitState
 
 _NEXT: Final = Verdict.NEXT
-#: Faults that no worker had a part in: the router closed the request (X3).
+#: Faults that no worker had a part in, or by which the router ended an answer
+#: that went on: it closed the request (X3).
 _OURS: Final = frozenset(
     {
+        FaultKind.DRAINED,
+        FaultKind.LOOP,
+        FaultKind.TOOL_PARSE,
         FaultKind.QUEUE_FULL,
         FaultKind.QUEUE_TIMEOUT,
         FaultKind.MODEL_LOADING,
@@ -468,7 +472,7 @@ class Flight:
         if isinstance(taken, Fault):
             self.fault = taken
             self._tell(taken)
-            self._end("failed", closed_by)
+            self._end("failed", _closer(taken))
             return
         gone = taken is Taken.GONE
         self._end("cancelled" if gone else "completed", "client" if gone else closed_by)
@@ -505,7 +509,7 @@ class Flight:
         self.fault = fault
         self._close_source()
         self._tell(fault)
-        self._end("failed", "router" if fault.kind in _OURS else "worker")
+        self._end("failed", _closer(fault))
 
     def cancel(self, fault: Fault) -> None:
         """End the request from outside its client and its worker."""
@@ -602,6 +606,9 @@ class Flight:
 
     def phase_name(self) -> str:
         """Say where the request is: an A1 phase, finer while it is offered."""
+        if self.outcome is not None:
+            # What it came to, though the fleet cancels all that the router ends.
+            return self.outcome
         phase = self.attempts.phase
         source = self.source
         if phase is Phase.OFFERED and source is not None:
@@ -641,6 +648,11 @@ class Flight:
         name = verdict.value
         self.verdicts[name] = self.verdicts.get(name, 0) + 1
         self._router.tally.verdicts[name] += 1
+
+
+def _closer(fault: Fault) -> str:
+    """Say who closed a request that failed with *fault* first."""
+    return "router" if fault.kind in _OURS else "worker"
 
 
 def _internal() -> Fault:

@@ -383,6 +383,24 @@ async def test_d3_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     assert "[DONE]" not in clients[0].frames
 
 
+async def test_x3_what_a_second_signal_cuts_the_router_has_closed(
+    tmp_path: Path,
+) -> None:
+    async with open_engine(Held()) as engine:
+        config = write_config(tmp_path, [engine.url])
+        async with open_daemon(["--config", str(config)]) as daemon:
+            await daemon.ready()
+            async with live_streams(daemon, 1):
+                daemon.signal(signal.SIGTERM)
+                await daemon.event("stopping")
+                daemon.signal(signal.SIGTERM)
+                await daemon.exit_code()
+            (record,) = daemon.events("request")
+
+    assert (record["outcome"], record["phase"]) == ("failed", "failed")
+    assert (record["closed_by"], record["fault"]) == ("router", "shutting_down")
+
+
 async def test_d3_an_idle_connection_does_not_hold_the_end_up(tmp_path: Path) -> None:
     async with open_engine() as engine:
         config = write_config(tmp_path, [engine.url])

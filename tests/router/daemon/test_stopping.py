@@ -117,4 +117,8 @@ async def test_d3_a_second_signal_ends_it_whatever_it_does(
         took = await stage.run()
 
     assert took == after
-    assert stage.done[-2:] == [(after, "stopping at once"), (after, "hurry")]
+    assert stage.done[-3:] == [
+        (after, "stopping at once"),
+        (after, "hurry"),
+        (after, DRAIN_OVER),
+    ]

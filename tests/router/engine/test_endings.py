@@ -1,9 +1,10 @@
 """How a request ends when two things happen at once, and when nothing does."""
 
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -13,7 +14,7 @@ from router.errors import Fault, FaultKind
 from router.ids import AssignmentId
 from router.messages import Finished, Job, SlotView
 from router.ports import Delivery, SourcePhase, Taken
-from router.settings import Settings, WaitSettings
+from router.settings import ModelSettings, Settings, WaitSettings
 from tests.kit.receiver import Recorder
 from workers.scripted import (
     Comment,
@@ -24,6 +25,7 @@ from workers.scripted import (
     Say,
     ScriptedSource,
     ScriptedWorker,
+    Step,
     Stubborn,
     Wait,
     answers,
@@ -31,6 +33,9 @@ from workers.scripted import (
 )
 
 JOB = Job("m", ({"role": "user", "content": "hi"},), target="m")
+TOOL = {"type": "function", "function": {"name": "f"}}
+BIOS = 'Tools: {tools}\nCall: {"tool_calls": [{"name": "f", "arguments": {}}]}'
+STOPPING = Fault(FaultKind.SHUTTING_DOWN, "stopping")
 LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "closed")
 
 
@@ -105,6 +110,86 @@ async def test_a9_a_client_that_left_outweighs_the_loss_of_its_worker(
         assert ends(records) == [("cancelled", "client")]
         assert receiver.fault is None
         assert router.status()["workers"][0]["faults_in_a_row"] == 0
+
+
+Ended = Callable[[Router, str], object]
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "fault"),
+    [
+        (lambda r, request: r.cancel(request), "cancelled", "cancelled"),
+        (lambda r, _: r.cut("a"), "failed", "drained"),
+        (lambda r, _: r.drain("a", within_s=0.1), "failed", "drained"),
+        (lambda r, _: r.cut_all(STOPPING), "failed", "shutting_down"),
+    ],
+)
+async def test_x3_what_the_router_ends_it_has_closed_first(
+    autojump_clock: MockClock, end: Ended, outcome: str, fault: str
+) -> None:
+    worker = ScriptedWorker("a", hangs(Head(), Say(("x",))))
+    async with (
+        opened(worker) as (router, records),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(serve, router, Recorder())
+        await wait_all_tasks_blocked()
+        (request,) = router.flights
+
+        end(router, request)
+        await trio.sleep(1)
+
+        (record,) = records
+        assert record["closed_by"] == "router"
+        assert (record["outcome"], record["fault"]) == (outcome, fault)
+        assert record["phase"] == outcome
+
+
+ENDLESS = '{"tool_calls": [' + " " * 300_000
+UNREADABLE = '{"tool_calls": [{"name": "f"}]}'
+
+
+@pytest.mark.parametrize(
+    ("job", "steps", "fault"),
+    [
+        (
+            attrs.evolve(JOB, loop_repeats_max=9),
+            (Head(), *[Say(("over and over ",))] * 99, Wait(99)),
+            "loop",
+        ),
+        (
+            attrs.evolve(JOB, extras={"tools": [TOOL]}),
+            (Head(), Say((UNREADABLE,)), Finish()),
+            "tool_parse",
+        ),
+        (
+            attrs.evolve(JOB, extras={"tools": [TOOL]}),
+            (Head(), Say((ENDLESS,)), Wait(99)),
+            "tool_parse",
+        ),
+    ],
+)
+async def test_x3_an_answer_that_the_router_refused_it_has_closed_first(
+    autojump_clock: MockClock, job: Job, steps: tuple[Step, ...], fault: str
+) -> None:
+    settings = Settings(models={"m": ModelSettings(bios=BIOS)})
+    worker = ScriptedWorker("a", lambda *_: steps)
+    async with opened(worker, settings=settings) as (router, records):
+        await router.serve(job, Recorder(), request=router.new_request_id())
+
+        (record,) = records
+        assert (record["closed_by"], record["fault"]) == ("router", fault)
+        assert (record["phase"], record["outcome"]) == ("failed", "failed")
+
+
+async def test_x3_what_a_worker_breaks_off_it_has_closed_first(
+    autojump_clock: MockClock,
+) -> None:
+    steps = (Head(), Say(("x",)), Fail(LOST))
+    async with opened(ScriptedWorker("a", lambda *_: steps)) as (router, records):
+        await serve(router, Recorder())
+
+        assert ends(records) == [("failed", "worker")]
 
 
 async def test_a9_a_whole_answer_outweighs_a_loss_behind_it(
