@@ -151,7 +151,8 @@ class Fleet:
         self._crew.discover(member, found, now)
         self._after(member, now, out, named)
         if member.serving and not (served and named == member.models):
-            self._loaded(member)
+            # It came up: who waits for it from here on waits for a slot alone (S4).
+            self._refuse_hopeless(member.models, now, out)
         return out
 
     def learned(
@@ -267,6 +268,7 @@ class Fleet:
         if entry is not None and entry.attempts.phase is Phase.OFFERED:
             member = self.members[_current(entry).worker]
             member.turned.pop(entry.target, None)
+            member.lacking.pop(entry.target, None)
             entry.attempts.accept()
 
     def committed(self, assignment: AssignmentId) -> None:
@@ -323,7 +325,10 @@ class Fleet:
         elif fault.kind is FaultKind.NO_SLOT:
             if self._crew.no_slot(member, entry.target, attempt.granted_at, now):
                 out.append(Rest(member.id, member.wakes_at(now)))
-        elif self._crew.note(member, fault, entry.target, now, silent=silent):
+        elif fault.kind is FaultKind.MODEL_GONE:
+            if self._crew.model_gone(member, entry.target, attempt.granted_at, now):
+                out.append(Rest(member.id, member.wakes_at(now)))
+        elif self._crew.note(member, fault, now, silent=silent):
             out.append(Rest(member.id, member.rest_until))
         if fault.kind in _SUSPICIOUS:
             out.append(Check(member.id))
@@ -422,7 +427,7 @@ class Fleet:
         return sum(
             max(0, m.limit - m.busy)
             for m in self.models.get(target, ())
-            if m.rest_until <= now
+            if m.rests_from(target) <= now
         )
 
     def retry_after(self, target: str) -> float:
@@ -471,10 +476,11 @@ class Fleet:
         coming = False
         for member in self._untried(entry):
             if member.serves(entry.target):
-                if member.rest_until <= rested_by:
+                rests = member.rests_from(entry.target)
+                if rests <= rested_by:
                     entry.load_by = INF
                     return None
-                shortest = min(shortest, member.rest_until - now)
+                shortest = min(shortest, rests - now)
             coming = coming or member.comes(entry.target)
         if coming:
             entry.load_by = min(entry.load_by, now + self._load_wait_s)
@@ -531,9 +537,13 @@ class Fleet:
     ) -> None:
         """Draw the consequences of a change in *member*, which named *named*."""
         self._dispatch(member, now, out)
-        whole = member.shares is None and member.serving
-        if self.room and not (whole and member.rest_until <= now):
-            self._refuse_hopeless(dict.fromkeys((*named, *member.models)), now, out)
+        if self.room:
+            # Who waits for a model that it no longer names may wait for nobody.
+            looked_at = dict.fromkeys(m for m in named if m not in member.models)
+            whole = member.shares is None and member.serving
+            if not whole or member.wakes_at(now) < INF:
+                looked_at |= member.models
+            self._refuse_hopeless(looked_at, now, out)
         if member.life.state is State.GONE and not member.busy:
             self._crew.retire(member)
         elif member.life.state is State.DRAINING and not member.busy:
@@ -553,14 +563,6 @@ class Fleet:
                 if refusal is not None:
                     first = entry.attempts.first_cause()
                     self._refuse(entry, first or refusal, now, out)
-
-    def _loaded(self, member: Member) -> None:
-        """*member* came up: who still waits for it waits for a slot alone (S4)."""
-        for target in member.models:
-            for request in self.room.waiting(target):
-                entry = self.requests[request]
-                if member.id not in entry.attempts.tried and member.serves(target):
-                    entry.load_by = INF
 
     # --- ending ------------------------------------------------------------
 

@@ -27,6 +27,9 @@ TRIAL_MAX_S: Final = 30.0
 #: slot for a router that it told of it (``shares.CLAIM_S``).
 TURNS_MAX: Final = 3
 TURNED_S: Final = (0.05, 0.2)
+#: Seconds of the first and of the longest rest of a worker from a model that it names
+#: and answers 404 to: they double while that goes on (A4).
+LACKING_S: Final = (0.5, 30.0)
 #: A worker that becomes ready out of these comes back, and is ramped (S7).
 _RETURNS_FROM: Final = frozenset(
     {State.STARTING, State.LOADING, State.LOST, State.FAILED}
@@ -98,10 +101,13 @@ class Crew:
         if not member.wanted_models and tuple(member.models) != found.models:
             member.models = dict.fromkeys(found.models)
             self._reindex()
+        for model in member.lacking.keys() - member.models.keys():
+            del member.lacking[model]
         if not self._fit_slots(member, found, now):
             return
         if restarted:
             member.key_refusals = 0
+            member.lacking.clear()
         elif member.life.state is State.FAILED and now < member.barred_until:
             # Not every server asks for a key where it is probed.
             return
@@ -128,9 +134,7 @@ class Crew:
             return False
         return True
 
-    def note(
-        self, member: Member, fault: Fault, target: str, now: float, *, silent: bool
-    ) -> bool:
+    def note(self, member: Member, fault: Fault, now: float, *, silent: bool) -> bool:
         """Draw what *fault* says about *member*; say whether it now rests.
 
         500 is not for here: its blame waits for a second opinion (A4).
@@ -160,10 +164,27 @@ class Crew:
                 reason="unauthorized",
                 detail="the worker refuses our key; set api_key_env for it",
             )
-        elif kind is FaultKind.MODEL_GONE and not member.wanted_models:
+        return False
+
+    def model_gone(
+        self, member: Member, target: str, granted_at: float, now: float
+    ) -> bool:
+        """*member* answered an offer of *granted_at* that it has no model *target*,
+        which our table gives to it (A4); say whether it now rests from it.
+
+        The model leaves the table until a probe names it again. One that is named all
+        the same, or configured, would draw every job there and fail it at once: the
+        worker rests from it, and from no other.
+        """
+        if member.life.state is State.GONE:
+            return False
+        pause = _pause(LACKING_S, member.lacks_again(target, granted_at, now) - 1)
+        until = now + pause * self._rng.uniform(0.75, 1.25)
+        member.lacking[target].until = max(member.lacking[target].until, until)
+        if not member.wanted_models:
             member.models.pop(target, None)
             self._reindex()
-        return False
+        return True
 
     def no_slot(
         self, member: Member, target: str, granted_at: float, now: float
@@ -174,7 +195,7 @@ class Crew:
         times = member.turned_away(target, granted_at, now)
         if times < TURNS_MAX:
             return False
-        pause = min(TURNED_S[1], TURNED_S[0] * 2.0 ** min(times - TURNS_MAX, 8))
+        pause = _pause(TURNED_S, times - TURNS_MAX)
         member.turned[target].until = now + pause * self._rng.uniform(0.75, 1.0)
         return True
 
@@ -236,6 +257,11 @@ class Crew:
                 continue
             for model in member.models:
                 self.serving.setdefault(model, []).append(member)
+
+
+def _pause(bounds: tuple[float, float], doubled: int) -> float:
+    """Double the first of *bounds* so many times, to the second at most."""
+    return min(bounds[1], bounds[0] * 2.0 ** min(doubled, 16))
 
 
 def _rest(member: Member, until: float) -> None:

@@ -21,7 +21,7 @@ KEY_GAP_MAX_S = 300.0
 
 @attrs.define(eq=False)
 class Turned:
-    """How a worker turned us away for one model, again and again (P3)."""
+    """How a worker turned us away for one model, again and again (P3, A4)."""
 
     times: int = 0
     """In a row, without one job taken."""
@@ -65,6 +65,8 @@ class Member:
     """Model to our part, where the worker has the say over its slots (P3)."""
     turned: dict[str, Turned] = attrs.field(factory=dict, init=False)
     """Model to how often it had no slot for us, since it last took a job."""
+    lacking: dict[str, Turned] = attrs.field(factory=dict, init=False)
+    """Model of our table to how often it didn't know it, since it last did (A4)."""
     settling: dict[AssignmentId, float] = attrs.field(factory=dict, init=False)
     """Assignment to the time its upstream was let go; oldest first."""
     pins: dict[AssignmentId, int] = attrs.field(factory=dict, init=False)
@@ -123,13 +125,12 @@ class Member:
 
     def takes(self, target: str, now: float) -> bool:
         """Say whether our part of its slots has room for one more *target*."""
+        if self.rests_from(target) > now:
+            return False
         if self.shares is None:
             return True
         share = self.shares.get(target)
         if share is None:
-            return False
-        turned = self.turned.get(target)
-        if turned is not None and turned.until > now:
             return False
         return self.held_for.get(target, 0) < share.slots
 
@@ -145,15 +146,25 @@ class Member:
 
         What was offered before it last said so is of the same time.
         """
-        turned = self.turned.setdefault(target, Turned())
-        if granted_at >= turned.at:
-            turned.times += 1
-            turned.at = now
-        return turned.times
+        return _again(self.turned, target, granted_at, now)
+
+    def lacks_again(self, target: str, granted_at: float, now: float) -> int:
+        """It had no model *target*, as ``turned_away`` has it of slots."""
+        return _again(self.lacking, target, granted_at, now)
+
+    def rests_from(self, target: str) -> float:
+        """Say until when it takes no job for *target*."""
+        until = self.rest_until
+        if target in self.turned:
+            until = max(until, self.turned[target].until)
+        if target in self.lacking:
+            until = max(until, self.lacking[target].until)
+        return until
 
     def wakes_at(self, now: float) -> float:
         """Say when the next of its rests that are not over is; inf: it has none."""
-        rests = (self.rest_until, *(t.until for t in self.turned.values()))
+        each = (*self.turned.values(), *self.lacking.values())
+        rests = (self.rest_until, *(t.until for t in each))
         return min((r for r in rests if r > now), default=float("inf"))
 
     def has_room(self, now: float) -> bool:
@@ -235,3 +246,13 @@ class Member:
         self.ramp = 1
         self.faults = 0
         self.rest_until = 0.0
+
+
+def _again(
+    records: dict[str, Turned], target: str, granted_at: float, now: float
+) -> int:
+    record = records.setdefault(target, Turned())
+    if granted_at >= record.at:
+        record.times += 1
+        record.at = now
+    return record.times

@@ -17,6 +17,7 @@ A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "Closed.")
 REFUSED = Fault(FaultKind.CONNECT, "refused")
 FULL = Fault(FaultKind.DECLINED, "full", status=503)
+MODEL_GONE = Fault(FaultKind.MODEL_GONE, "no such model", status=404)
 BAD = Fault(FaultKind.REJECTED, "bad", status=400)
 BROKEN = Fault(FaultKind.SERVER_ERROR, "500", status=500, error_type="t")
 
@@ -654,6 +655,146 @@ def test_a4_a_model_the_worker_does_not_know_leaves_the_table() -> None:
 
     assert Check(worker) in commands
     assert worker not in [m.id for m in play.fleet.models["m"]]
+
+
+def lacking(play: Play, worker: WorkerId) -> float:
+    """Have *worker* take a job and not know its model; say for how long it rests."""
+    assignment, taken_by = play.placed()
+    assert taken_by == worker
+    play.fail(assignment, MODEL_GONE)
+    play.up(worker, slots=4)
+    return play.fleet.rests_until(worker, play.now) - play.now
+
+
+@pytest.mark.parametrize("models", [(), ("m",)], ids=["discovered", "configured"])
+def test_a4_a_worker_that_names_a_model_it_lacks_gets_no_more_jobs_than_trials(
+    models: tuple[str, ...],
+) -> None:
+    play = Play(B, slots=4)
+    play.fleet.add_worker(A, play.now, models=models)
+    play.up(A, slots=4)
+    asked = failed = 0
+    for _ in range(150):
+        assignment, worker = play.placed()
+        while worker == A:
+            asked += 1
+            commands = play.fail(assignment, MODEL_GONE)
+            play.up(A, slots=4)
+            if not any(isinstance(c, Grant) for c in commands):
+                failed += 1
+                break
+            assignment, worker = grant(commands)
+        else:
+            play.finish(assignment)
+        play.now += 0.01
+        play.fleet.dispatch(A, play.now)
+
+    # It rests for half a second, one and two, a quarter less or more.
+    assert failed == 0
+    assert 1 < asked <= 3
+    assert play.state(A) is State.READY
+
+
+def test_a4_rests_from_a_model_that_a_worker_lacks_grow_until_one_job_is_taken() -> (
+    None
+):
+    play = Play(A, slots=4)
+    rests = []
+    for _ in range(10):
+        rests.append(lacking(play, A))
+        play.now += rests[-1]
+    for rest, least in zip(rests, [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30], strict=True):
+        assert 0.75 * least <= rest <= 1.25 * least
+
+    assignment, _ = play.placed()
+    play.finish(assignment)
+    assert lacking(play, A) < 0.7
+
+
+def test_a4_a_worker_is_asked_at_once_for_its_other_models() -> None:
+    play = Play(A, slots=4)
+    play.up(A, slots=4, models=("m", "n"))
+    play.fail(play.placed("m")[0], MODEL_GONE)
+    play.up(A, slots=4, models=("m", "n"))
+
+    assert play.placed("n")[1] == A
+    waiter, commands = play.ask("m")
+    assert commands == []
+    play.now = play.fleet.rests_until(A, play.now)
+    granted, _ = grant(play.fleet.dispatch(A, play.now))
+    assert granted.request == waiter
+
+
+def test_a4_a_long_rest_from_a_model_is_not_waited_for() -> None:
+    play = Play(A, slots=4)
+    for _ in range(5):
+        play.now += lacking(play, A)
+    left = lacking(play, A)
+
+    _, commands = play.ask()
+
+    assert refusal(commands).kind is FaultKind.NO_WORKER
+    assert refusal(commands).retry_after == pytest.approx(left)
+
+
+def test_a4_who_waits_for_a_model_that_now_rests_for_long_is_refused() -> None:
+    play = Play(A)
+    play.fleet.members[A].wanted_models = ("m",)
+    for _ in range(5):
+        play.fail(play.placed()[0], MODEL_GONE)
+        play.now = play.fleet.rests_until(A, play.now)
+    first, _ = play.placed()
+    waiter, _ = play.ask()
+
+    commands = play.fail(first, MODEL_GONE)
+
+    assert [c.request for c in commands if isinstance(c, Refuse)] == [
+        first.request,
+        waiter,
+    ]
+
+
+def test_a4_a_server_that_was_restarted_is_asked_at_once_for_what_it_lacked() -> None:
+    play = Play(A)
+    play.up(A, started_at=1_000.0)
+    play.fail(play.placed()[0], MODEL_GONE)
+
+    play.up(A, started_at=2_000.0)
+
+    assert play.placed()[1] == A
+
+
+def test_s4_who_waits_for_a_model_that_a_worker_stops_naming_is_refused() -> None:
+    play = Play(A)
+    play.placed()
+    waiter, _ = play.ask()
+
+    commands = play.up(A, models=("other",))
+
+    assert refusal(commands).kind is FaultKind.NO_WORKER
+    assert waiter not in play.fleet.requests
+
+
+def test_s4_who_waits_for_a_model_that_a_request_found_gone_is_refused() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    waiter, _ = play.ask()
+
+    play.fail(first, MODEL_GONE)
+
+    assert waiter not in play.fleet.requests
+
+
+def test_s4_of_two_workers_the_last_to_stop_naming_a_model_ends_its_line() -> None:
+    play = Play(A, B)
+    play.placed()
+    play.placed()
+    waiter, _ = play.ask()
+
+    assert play.up(A, models=("other",)) == []
+    commands = play.up(B, models=("other",))
+
+    assert [c.request for c in commands if isinstance(c, Refuse)] == [waiter]
 
 
 def test_a4_a_prompt_too_long_moves_only_to_a_wider_worker() -> None:

@@ -54,6 +54,7 @@ class FleetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.models = dict(MODELS)
         self.fleet = Fleet(
             RouterSettings(queue_limit=4, queue_ms=8_000),
             WaitSettings(load_wait_ms=6_000),
@@ -101,11 +102,14 @@ class FleetMachine(RuleBasedStateMachine):
         model, queue_by = self.asked[request]
         for member in self.fleet.models.get(model, ()):
             if member.serving and member.id not in self.places.get(request, ()):
-                assert member.rest_until > max(self.now, queue_by)
+                assert member.rests_from(model) > max(self.now, queue_by)
 
     def answer(self, worker: WorkerId, *, started_at: float = 1_000.0) -> None:
         found = Discovery(
-            MODELS[worker], SLOTS[worker], 1024 * SLOTS[worker], started_at=started_at
+            self.models[worker],
+            SLOTS[worker],
+            1024 * SLOTS[worker],
+            started_at=started_at,
         )
         self.play(self.fleet.answered(worker, found, self.now))
 
@@ -224,6 +228,24 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(
         worker=st.sampled_from(WORKERS),
+        models=st.sampled_from([("m",), ("m", "n"), ("n",), ("other",)]),
+    )
+    def its_models_change(self, worker: WorkerId, models: tuple[str, ...]) -> None:
+        self.models[worker] = models
+        self.answer(worker)
+
+    @precondition(lambda self: self.running)
+    @rule(seed=st.integers(0, 50))
+    def a_model_that_is_named_is_not_there(self, seed: int) -> None:
+        assignment = self.pick(seed)
+        worker = self.running.pop(assignment)
+        self.past.append(assignment)
+        fault = Fault(FaultKind.MODEL_GONE, "x", status=404)
+        self.play(self.fleet.failed(assignment, fault, self.now))
+        self.answer(worker)
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
         event=st.sampled_from(
             [Event.MISSED, Event.LOADS, Event.UNFIT, Event.DRAIN, Event.UNDRAIN]
         ),
@@ -288,7 +310,7 @@ class FleetMachine(RuleBasedStateMachine):
         for member in self.fleet.members.values():
             if not member.has_room(self.now):
                 continue
-            for model in member.models:
+            for model in filter(lambda m: member.takes(m, self.now), member.models):
                 for request in self.fleet.room.waiting(model):
                     tried = self.fleet.requests[request].attempts.tried
                     assert member.id in tried
@@ -311,7 +333,10 @@ class FleetMachine(RuleBasedStateMachine):
             entry = self.fleet.requests[request]
             assert any(
                 m.life.state in {State.STARTING, State.LOADING}
-                or (m.serving and m.rest_until <= max(self.now, entry.queue_by))
+                or (
+                    m.serving
+                    and m.rests_from(entry.target) <= max(self.now, entry.queue_by)
+                )
                 for m in self.fleet.models.get(entry.target, ())
                 if m.id not in entry.attempts.tried
             )

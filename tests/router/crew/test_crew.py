@@ -61,7 +61,7 @@ def test_a8_a_rest_that_was_asked_for_is_capped_at_a_minute() -> None:
     made = crew(A)
     fault = Fault(FaultKind.DECLINED, "later", status=503, retry_after=3_600.0)
 
-    assert made.note(made.members[A], fault, "m", 10.0, silent=True)
+    assert made.note(made.members[A], fault, 10.0, silent=True)
     assert made.members[A].rest_until == 70.0
 
 
@@ -76,7 +76,7 @@ def test_a8_a_worker_that_asks_for_next_to_no_rest_gets_ours(
     member = (made := crew(A)).members[A]
     for turn in range(20):
         now = 10.0 * turn
-        assert made.note(member, declined(seconds), "m", now, silent=True)
+        assert made.note(member, declined(seconds), now, silent=True)
         assert now + 0.25 <= member.rest_until <= now + 0.75
 
 
@@ -86,7 +86,7 @@ def test_b29_workers_that_decline_together_do_not_come_back_together(
 ) -> None:
     made = crew(*(WorkerId(f"w{number}") for number in range(20)))
     for member in made.members.values():
-        made.note(member, declined(seconds), "m", 10.0, silent=True)
+        made.note(member, declined(seconds), 10.0, silent=True)
 
     rests = sorted(member.rest_until - 10.0 for member in made.members.values())
     assert len(set(rests)) == len(rests)
@@ -95,9 +95,9 @@ def test_b29_workers_that_decline_together_do_not_come_back_together(
 
 def test_a8_what_else_fails_cuts_no_rest_that_was_asked_for() -> None:
     member = (made := crew(A)).members[A]
-    made.note(member, declined(20.0), "m", 10.0, silent=True)
+    made.note(member, declined(20.0), 10.0, silent=True)
 
-    made.note(member, declined(None), "m", 11.0, silent=True)
+    made.note(member, declined(None), 11.0, silent=True)
     for _ in range(3):
         made.blame(member, 11.0)
 
@@ -111,7 +111,7 @@ REFUSED = Fault(FaultKind.UNAUTHORIZED, "No.", status=401)
 def refuse_key(made: Crew, now: float, found: Discovery) -> float:
     """Have a request refused, and probes answered till it serves; say how long."""
     member = made.members[A]
-    made.note(member, REFUSED, "m", now, silent=True)
+    made.note(member, REFUSED, now, silent=True)
     assert (member.life.state, member.life.reason) == (State.FAILED, "unauthorized")
     began = now
     while not member.serving:
@@ -144,7 +144,7 @@ def test_a4_a_refused_key_is_tried_at_once_on_a_server_that_was_restarted() -> N
 def test_a4_many_requests_that_are_refused_together_count_once() -> None:
     made = crew(A)
     for _ in range(5):
-        made.note(made.members[A], REFUSED, "m", 1.0, silent=True)
+        made.note(made.members[A], REFUSED, 1.0, silent=True)
 
     assert made.members[A].key_refusals == 1
 
@@ -193,6 +193,6 @@ def test_nothing_is_held_against_a_worker_that_is_gone() -> None:
     member.life.fire(Event.REMOVE, 1.0)
 
     assert not made.blame(member, 2.0)
-    assert not made.note(member, Fault(FaultKind.LOADING, "x"), "m", 2.0, silent=True)
+    assert not made.note(member, Fault(FaultKind.LOADING, "x"), 2.0, silent=True)
     made.praise(member, 2.0)
     assert member.life.state is State.GONE
