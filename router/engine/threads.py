@@ -8,16 +8,19 @@ thread's call is under way.
 import random
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import Any, Final, Self
+
+import trio
 
 from router.engine.background import BackgroundRun, RouterClosed
 from router.engine.queue import Completion
 from router.engine.results import JobResult, JobStatus
 from router.engine.router import ModelCard
 from router.engine.thread_stream import SyncStream
-from router.ids import RequestId
+from router.ids import RequestId, WorkerId
 from router.messages import Job
 from router.ports import Worker
 from router.settings import Settings, WorkerSettings
@@ -105,14 +108,32 @@ class SyncRouter:
         """Wait for the end of a job, and take what became of it. Blocks.
 
         Interrupted, or out of time: nothing was taken, and the job goes on.
+        One that has ended is taken whatever *within_s* is, 0 too.
 
         Raises:
             JobUnknown: there is no such job, or another took its result.
             TimeoutError: it has not ended *within_s*.
         """
+        if within_s is not None:
+            with suppress(trio.WouldBlock):
+                return self.get_result_nowait(job)
         router = self._run.router
         return self._run.wait(
             lambda: router.get_result(job), router.jobs.put_back, within_s
+        )
+
+    def get_result_nowait(self, job: RequestId) -> JobResult:
+        """Take what became of a job that has ended. Blocks for a moment.
+
+        Interrupted: nothing was taken.
+
+        Raises:
+            trio.WouldBlock: it has not ended.
+            JobUnknown: there is no such job.
+        """
+        router = self._run.router
+        return self._run.now(
+            lambda: router.get_result_nowait(job), router.jobs.put_back
         )
 
     def release(self, job: RequestId) -> bool:
@@ -163,14 +184,35 @@ class SyncRouter:
         router = self._run.router
         return self._run.wait(lambda: router.count_tokens(job))
 
+    def as_sent(self, job: Job) -> Job:
+        """Give *job* as workers get it; see ``Router.as_sent``. Blocks for a moment.
+
+        Raises:
+            RequestFailed: there is no such model, or it gives no such signal.
+        """
+        router = self._run.router
+        return self._run.now(lambda: router.as_sent(job), None)
+
+    def unsupported(self, job: Job, worker: WorkerId | None) -> tuple[str, ...]:
+        """Name the sampling parameters of *job* that *worker*'s engine lacks (J3).
+
+        Blocks for a moment.
+        """
+        router = self._run.router
+        return self._run.now(lambda: router.unsupported(job, worker), None)
+
     # --- state and steering ------------------------------------------------
 
     def wait_ready(self, *, within_s: float | None = None) -> None:
         """Wait until a worker is ready. Blocks. Interrupted: nothing has changed.
 
+        Where one is it returns whatever *within_s* is, 0 too.
+
         Raises:
             TimeoutError: none is *within_s*.
         """
+        if within_s is not None and self.ready:
+            return
         self._run.wait(self._run.router.wait_ready, None, within_s)
 
     @property
@@ -184,6 +226,17 @@ class SyncRouter:
         """Requests and jobs under way. Blocks for a moment."""
         router = self._run.router
         return self._run.now(lambda: router.active, None)
+
+    def resolve(self, model: str) -> str | None:
+        """Find the name that workers are asked for; None: no such model (O6).
+
+        Blocks for a moment.
+
+        Raises:
+            RequestFailed: a worker that was never seen may yet name it.
+        """
+        router = self._run.router
+        return self._run.now(lambda: router.resolve(model), None)
 
     def model_cards(self) -> list[ModelCard]:
         """List the models of ready workers. Blocks for a moment."""
@@ -228,3 +281,8 @@ class SyncRouter:
         """Take a drained worker back. Blocks for a moment."""
         router = self._run.router
         return self._run.now(lambda: router.undrain(worker), None)
+
+    def cut(self, worker: str) -> bool:
+        """End what still runs on *worker*; see ``Router.cut``. Blocks for a moment."""
+        router = self._run.router
+        return self._run.now(lambda: router.cut(worker), None)

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -25,7 +27,7 @@ from router.engine import (
     SyncRouter,
 )
 from router.errors import Fault, FaultKind, RequestFailed
-from router.ids import AssignmentId, RequestId
+from router.ids import AssignmentId, RequestId, WorkerId
 from router.messages import FinishReason, Job, SignalCode
 from router.settings import RouterSettings, Settings, WorkerSettings
 from workers.scripted import (
@@ -175,6 +177,10 @@ def test_j2_the_methods_are_those_of_a_router() -> None:
         assert (result.id, result.text) == (one, "Hello")
         assert router.complete(job("Hello")).text == "Hello"
         assert router.ready
+        assert router.resolve("m") == "m"
+        assert router.resolve("nobody") is None
+        assert router.as_sent(job("Hello")).target == "m"
+        assert router.unsupported(job("Hello"), WorkerId("w")) == ()
         assert router.active == 0
         assert [card.id for card in router.model_cards()] == ["m"]
         assert router.status()["workers"][0]["name"] == "w"
@@ -182,6 +188,8 @@ def test_j2_the_methods_are_those_of_a_router() -> None:
         assert receipt is not None
         assert receipt["outcome"] == "completed"
         assert router.drain("w", within_s=60)
+        assert router.cut("w")
+        assert not router.cut("nobody")
         assert router.undrain("w")
         assert router.count_tokens(job("Hello")) is None
         router.add_worker(ScriptedWorker("more", echo))
@@ -189,6 +197,43 @@ def test_j2_the_methods_are_those_of_a_router() -> None:
         assert not router.remove_worker("nobody")
         assert not router.cancel("req_nobody")
         assert not router.release(RequestId("req_nobody"))
+
+
+def test_j2_no_method_of_a_router_is_missing_but_those_for_servers() -> None:
+    table = (ROOT / "docs/embedding.md").read_text()
+    named = set(re.findall(r"`router\.(\w+)[(`]", table))
+    servers = {"serve", "new_request_id", "refuse_new", "cut_all", "on_request_end"}
+
+    assert servers < named
+    assert {name for name in named if not hasattr(SyncRouter, name)} == servers
+
+
+def test_j2_what_has_ended_can_be_looked_for_without_waiting() -> None:
+    def script(_: AssignmentId, job: Job) -> Sequence[Step]:
+        slow = job.messages[0]["content"] == "slow"
+        return (Head(), Wait(inf)) if slow else (Head(), Say(("x",)), Finish())
+
+    with opened(script) as router:
+        router.wait_ready(within_s=0)
+        slow, one, two = (router.submit(job(says)) for says in ("slow", "1", "2"))
+        end = time.perf_counter() + PATIENCE_S
+        while router.active > 1:
+            assert time.perf_counter() < end
+
+        with pytest.raises(TimeoutError):
+            router.get_result(slow, within_s=0)
+        with pytest.raises(trio.WouldBlock):
+            router.get_result_nowait(slow)
+        assert router.get_result(one, within_s=0).text == "x"
+        assert router.get_result_nowait(two).text == "x"
+        with pytest.raises(JobUnknown):
+            router.get_result_nowait(two)
+        assert router.cancel(slow)
+    with (
+        SyncRouter(workers=["http://127.0.0.1:1"]) as nobody,
+        pytest.raises(TimeoutError),
+    ):
+        nobody.wait_ready(within_s=0)
 
 
 def test_j2_failures_are_raised_in_the_thread_that_asked() -> None:
