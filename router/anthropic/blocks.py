@@ -81,8 +81,10 @@ def shown_parts(block: Mapping[str, Any], where: str, dropped: Dropped) -> list[
         return [_image(block, where, dropped)]
     if kind == "document":
         return _document(block, where, dropped)
+    if kind == "compaction":
+        return _compaction(block, where)
     dropped.note(f"block.{kind}")
-    return [text_part(_words(block) or f"[{kind} left out]")]
+    return [text_part(words_of(block) or f"[{kind} left out]")]
 
 
 def joined(parts: list[Part]) -> str:
@@ -136,7 +138,16 @@ def _document(block: Mapping[str, Any], where: str, dropped: Dropped) -> list[Pa
     return [*parts, text_part(f"[document{what} left out: it can't be read here]")]
 
 
-def _words(block: Mapping[str, Any]) -> str:
+def _compaction(block: Mapping[str, Any], where: str) -> list[Part]:
+    """Show the summary that stands for all that was said before it."""
+    if block.get("content") is None:
+        # None could be made.
+        return []
+    text = text_of(block, where, "content")
+    return [text_part(text)] if text else []
+
+
+def words_of(block: Mapping[str, Any]) -> str:
     """Find what a block of an unknown type says in words, if anything."""
     found = [
         value
@@ -147,5 +158,5 @@ def _words(block: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         found.append(content)
     elif isinstance(content, list):
-        found += [_words(one) for one in content if isinstance(one, dict)]
+        found += [words_of(one) for one in content if isinstance(one, dict)]
     return "\n".join(filter(None, found))

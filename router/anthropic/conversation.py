@@ -1,9 +1,9 @@
 """The turns of a Messages request as chat messages of an OpenAI engine (M2).
 
 Neighbours of one role become one message, as the dialect has it. The results
-of tools come first in a user's turn, each as a message of its own, since
-templates want them right behind the calls; what can only be shown to a user,
-images above all, follows in the user's message (B69).
+of tools come first in a user's message, whichever of its turns has them, each
+as a message of its own, since templates want them right behind the calls; what
+can only be shown to a user, images above all, follows (B69).
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,15 @@ from router.anthropic.blocks import (
     shown_parts,
     text_of,
     text_part,
+    words_of,
 )
 from router.checks import bad, flag, missing
 
 #: A line that some agents put before their prompt, new in each request: it
 #: would make every cached prefix worthless.
 _BILLING: Final = "x-anthropic-billing-header:"
+#: How the types of results of tools end that their own server ran.
+_SERVERS_RESULT: Final = "_tool_result"
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -109,9 +112,8 @@ class Conversation:
                 parts += images
             else:
                 parts += shown_parts(block, at, self._dropped)
-        if results:
-            self._end_user()
-            self._messages += results
+        # Before what earlier turns of the user say, which still waits.
+        self._messages += results
         self._parts += parts
 
     def _tool_result(
@@ -148,12 +150,26 @@ class Conversation:
             elif kind == "tool_use":
                 calls.append(_tool_call(block, at))
             else:
-                # Redacted thinking, tools that its own server ran: shown as text,
-                # it would pass for the model's words.
-                self._dropped.note(f"block.assistant.{kind}")
+                self._parts += self._beside(block, at)
         text = "".join(texts)
         if text or calls:
             self._add_assistant(text, "".join(thoughts), calls)
+
+    def _beside(self, block: Mapping[str, Any], where: str) -> list[Part]:
+        """Give what the user is to say of a block that is no word of the assistant's.
+
+        In the assistant's own message it would pass for the model's words, and as
+        its last turn be gone on with.
+        """
+        kind = block["type"]
+        if kind == "compaction":
+            return shown_parts(block, where, self._dropped)
+        self._dropped.note(f"block.assistant.{kind}")
+        if kind.endswith(_SERVERS_RESULT):
+            # Without its call, whose answer it is can't be told.
+            return []
+        words = words_of(block)
+        return [text_part(words)] if words else []
 
     def _add_assistant(
         self, text: str, thoughts: str, calls: list[dict[str, Any]]

@@ -28,18 +28,31 @@ STATUSES: Final[Mapping[str, int]] = {
 _TYPES: Final = {status: name for name, status in STATUSES.items()}
 _NO_RETRY: Final = (b"x-should-retry", b"false")
 
+#: Code of a refusal of ``thread``. SDKs look for it in the error's ``details``:
+#: told so, they send whole conversations instead.
+THREAD_UNSUPPORTED: Final = "thread_unsupported_request"
+
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def error_body(error_type: str, message: str, request: str) -> bytes:
-    """Write the error object. *request* is our own id of the request."""
-    return _encode(
-        {
-            "type": "error",
-            "error": {"type": error_type, "message": message},
-            "request_id": request,
-        }
-    )
+def error_body(
+    error_type: str,
+    message: str,
+    request: str,
+    details: Mapping[str, object] | None = None,
+) -> bytes:
+    """Write the error object.
+
+    Args:
+        error_type: a key of ``STATUSES``.
+        message: for people, and for agents that know some by their words.
+        request: our own id of the request.
+        details: for programs; None: there are none.
+    """
+    error: dict[str, object] = {"type": error_type, "message": message}
+    if details is not None:
+        error["details"] = details
+    return _encode({"type": "error", "error": error, "request_id": request})
 
 
 def type_of(fault: Fault) -> str:
@@ -79,7 +92,11 @@ def reply_of(fault: Fault, request: str) -> ErrorReply:
 def reply_of_invalid(invalid: RequestInvalid, request: str) -> ErrorReply:
     """Make the reply for a request that was refused before it became a job."""
     error_type = _TYPES.get(invalid.status, "invalid_request_error")
-    body = error_body(error_type, invalid.message, request)
+    details: dict[str, object] | None = None
+    if invalid.code == THREAD_UNSUPPORTED:
+        # No other field is to blame: it goes through without the thread alone.
+        details = {"error_code": THREAD_UNSUPPORTED, "unsupported": []}
+    body = error_body(error_type, invalid.message, request, details)
     return ErrorReply(STATUSES[error_type], body, (_NO_RETRY,))
 
 

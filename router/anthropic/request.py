@@ -12,9 +12,11 @@ import attrs
 
 from router.anthropic.blocks import Dropped
 from router.anthropic.conversation import Conversation
+from router.anthropic.errors import THREAD_UNSUPPORTED
 from router.anthropic.tools import choice_of, functions_of
 from router.checks import (
     TOKENS_MAX,
+    RequestInvalid,
     bad,
     flag,
     integer,
@@ -46,6 +48,7 @@ _READ: Final = frozenset(
         "thinking",
         "output_config",
         "output_format",
+        "thread",
     }
 )
 #: Asked by every client and of no consequence here: not worth counting.
@@ -105,6 +108,7 @@ def parse_count(body: bytes, resolve: _Resolve) -> Job:
 def _job(
     fields: Mapping[str, Any], model: str, max_tokens: int | None, resolve: _Resolve
 ) -> Job:
+    _refuse_thread(fields)
     dropped = Dropped()
     conversation = _conversation(fields, dropped)
     params = GenerationParams(
@@ -132,6 +136,21 @@ def _job(
         ignored=tuple(dropped.names),
         may_drop_images=True,
     )
+
+
+def _refuse_thread(fields: Mapping[str, Any]) -> None:
+    """Refuse a conversation that the server is to hold.
+
+    Nothing is kept here from one request to the next, so one that goes on with
+    a thread lacks all that was said before. Its beginning is refused too: then
+    the SDKs' tool runners send whole conversations from there on.
+    """
+    if fields.get("thread") is not None:
+        raise RequestInvalid(
+            "'thread' is not offered: send the whole conversation without it.",
+            param="thread",
+            code=THREAD_UNSUPPORTED,
+        )
 
 
 def _conversation(fields: Mapping[str, Any], dropped: Dropped) -> Conversation:

@@ -23,6 +23,7 @@ from tests.kit.engine import (
     FakeEngine,
     Script,
     answers,
+    in_turn,
     open_engine,
     refuses,
     silent,
@@ -308,6 +309,57 @@ async def test_m9_thinking_and_tools_come_the_same_streamed_and_whole(
         assert [c["id"] for c in echoed["tool_calls"]] == ["AbC", "DeF"]
 
 
+#: What a worker is told in the second turn of a tool runner.
+HISTORY = [("user", None), ("assistant", "AbC"), ("tool", "AbC")]
+
+
+def told(engine: FakeEngine) -> list[list[tuple[str, str | None]]]:
+    """Role and call of each message, of each request that reached a worker."""
+    return [list(map(role_and_call, x.body["messages"])) for x in engine.seen]
+
+
+def role_and_call(message: Any) -> tuple[str, str | None]:
+    [call] = message.get("tool_calls", [{"id": message.get("tool_call_id")}])
+    return message["role"], call["id"]
+
+
+async def call_once(x: Exchange) -> None:
+    await x.role()
+    await x.tool(0, '{"city": "Bern"}', call_id="AbC", name="weather")
+    await x.finish("tool_calls")
+    await x.usage(9, 7)
+    await x.done()
+    await x.end()
+
+
+async def test_m9_a_tool_runner_has_its_whole_conversation_told(
+    tmp_path: Path,
+) -> None:
+    """It asks for a thread first, and goes on without one where it is refused."""
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Tell the weather."""
+        return f"dry in {city}"
+
+    def scenario(sdk: Any) -> None:
+        runner = sdk.beta.messages.tool_runner(
+            model="m", max_tokens=99, messages=ASK, tools=[weather]
+        )
+        messages = list(runner)
+        assert [message.stop_reason for message in messages] == ["tool_use", "end_turn"]
+
+    async with scripted(tmp_path, in_turn(call_once, answers("Dry."))) as (
+        router,
+        engine,
+    ):
+        await play(router, scenario)
+
+        assert told(engine) == [HISTORY[:1], HISTORY]
+        assert engine.seen[-1].body["messages"][-1]["content"] == "dry in Bern"
+        assert "tools" in engine.seen[-1].body
+
+
 async def test_m9_bad_values_are_bad_request_errors(router: Daemon) -> None:
     def scenario(sdk: Any) -> None:
         wrong: list[tuple[dict[str, Any], str]] = [
@@ -574,6 +626,19 @@ async def test_m9_javascript_thinking_and_tools(tmp_path: Path) -> None:
             assert first["input"] == {"city": "Bern"}
             assert second["input"] == {"city": "Ulm"}
             assert said["message"]["stop_reason"] == "tool_use"
+
+
+async def test_m9_javascript_a_tool_runner_has_its_whole_conversation_told(
+    tmp_path: Path,
+) -> None:
+    asked: Any = {"model": "m", "max_tokens": 99, "messages": ASK, "tools": [WEATHER]}
+    script = in_turn(call_once, answers("Dry."))
+    async with scripted(tmp_path, script) as (router, engine):
+        said = await node(router, "runner", **asked)
+
+        assert said == {"reasons": ["tool_use", "end_turn"]}
+        assert told(engine) == [HISTORY[:1], HISTORY]
+        assert engine.seen[-1].body["messages"][-1]["content"] == "Bern"
 
 
 async def test_m9_javascript_errors_have_their_classes(router: Daemon) -> None:

@@ -31,6 +31,17 @@ const scenarios = {
     return await sdk.messages.countTokens(asked);
   },
 
+  // An agent's loop: each tool gives back the city that it is asked about.
+  async runner() {
+    const run = async (input) => String(input.city);
+    const tools = asked.tools.map((tool) => ({ ...tool, run, parse: (input) => input }));
+    const reasons = [];
+    for await (const message of sdk.beta.messages.toolRunner({ ...asked, tools })) {
+      reasons.push(message.stop_reason);
+    }
+    return { reasons };
+  },
+
   // Leaves after the first text.
   async close() {
     const stream = await sdk.messages.create({ ...asked, stream: true });

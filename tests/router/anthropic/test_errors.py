@@ -6,6 +6,7 @@ import pytest
 
 from router.anthropic.errors import (
     STATUSES,
+    THREAD_UNSUPPORTED,
     refusal,
     reply_of,
     reply_of_invalid,
@@ -72,6 +73,19 @@ def test_m6_a_clients_mistake_is_told_by_its_status(
     assert reply.status == status
     assert json.loads(reply.body)["error"] == {"type": error_type, "message": "No."}
     assert reply.headers == ((b"x-should-retry", b"false"),)
+
+
+def test_m6_a_refused_thread_has_the_details_that_sdks_look_for() -> None:
+    invalid = RequestInvalid("No.", code=THREAD_UNSUPPORTED)
+
+    reply = reply_of_invalid(invalid, "req_1")
+
+    assert reply.status == 400
+    assert json.loads(reply.body)["error"] == {
+        "type": "invalid_request_error",
+        "message": "No.",
+        "details": {"error_code": "thread_unsupported_request", "unsupported": []},
+    }
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,26 @@ def test_m8_every_part_of_a_prompt_counts() -> None:
     assert tokens_at_most(job(messages=history)) >= plain + 180
 
 
+def test_m8_what_a_template_may_write_beside_the_text_counts() -> None:
+    def history(thinking: str, call: str, result: str) -> int:
+        blocks = [
+            {"type": "thinking", "thinking": thinking, "signature": ""},
+            {"type": "tool_use", "id": call, "name": "f", "input": {}},
+        ]
+        answer = {"type": "tool_result", "tool_use_id": result, "content": "r"}
+        turns = [
+            {"role": "assistant", "content": blocks},
+            {"role": "user", "content": [answer]},
+        ]
+        return tokens_at_most(job(messages=turns))
+
+    plain = history("t", "i", "i")
+    more = "x" * 90
+    assert history("t" + more, "i", "i") == plain + 90
+    assert history("t", "i" + more, "i") == plain + 90
+    assert history("t", "i", "i" + more) == plain + 90
+
+
 @pytest.mark.parametrize(
     ("image", "tokens"),
     [

@@ -88,6 +88,14 @@ def test_m8_usage_leaves_out_what_came_from_a_cache() -> None:
     }
 
 
+def test_m8_more_from_a_cache_than_there_is_makes_no_input_negative() -> None:
+    odd = Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=9)
+
+    usage = reply(text("x"), usage=odd)["usage"]
+
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (0, 3)
+
+
 def test_b71_an_empty_answer_has_no_block() -> None:
     assert reply(text(""))["content"] == []
 
@@ -168,9 +176,10 @@ def test_a5_a_reset_leaves_nothing() -> None:
     aggregate.reset()
     aggregate.add([text("new")])
 
-    body = json.loads(aggregate.body(Finished(A, FinishReason.STOP, TOKENS)))
+    body = json.loads(aggregate.body(Finished(A, FinishReason.STOP, None)))
 
     assert body["content"] == [{"type": "text", "text": "new"}]
+    assert body["usage"]["output_tokens"] == 1
 
 
 def test_m7_thinking_is_signed_where_asked_for() -> None:

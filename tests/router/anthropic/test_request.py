@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.anthropic.request import MessagesRequest, parse_count, parse_messages
+from router.anthropic.errors import THREAD_UNSUPPORTED
+from router.anthropic.request import (
+    STOPS_MAX,
+    MessagesRequest,
+    parse_count,
+    parse_messages,
+)
 from router.checks import RequestInvalid
 from router.messages import Endpoint, Job
 from router.openai.upstream import build_body
@@ -31,6 +37,7 @@ FUNCTION = {
         "parameters": WEATHER["input_schema"],
     },
 }
+COMPACTION = {"type": "compaction", "content": "All before.", "signature": "s"}
 CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bern"}}
 
 
@@ -101,6 +108,7 @@ def test_m2_parameters_have_their_places() -> None:
         ({"messages": ["Hi"]}, "messages.0"),
         ({"messages": [{"content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "developer", "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
         (
@@ -127,6 +135,10 @@ def test_m2_parameters_have_their_places() -> None:
             {"messages": [{"role": "assistant", "content": [CALL | {"input": "{}"}]}]},
             "messages.0.content.0.input",
         ),
+        (
+            {"messages": [{"role": "user", "content": [COMPACTION | {"content": 3}]}]},
+            "messages.0.content.0.content",
+        ),
         ({"system": 3}, "system"),
         ({"system": [IMAGE]}, "system.0.type"),
         ({"stream": "yes"}, "stream"),
@@ -136,6 +148,7 @@ def test_m2_parameters_have_their_places() -> None:
         ({"top_k": -1}, "top_k"),
         ({"stop_sequences": "X"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences.0"),
+        ({"stop_sequences": ["X"] * (STOPS_MAX + 1)}, "stop_sequences"),
         ({"tools": {}}, "tools"),
         ({"tools": [3]}, "tools.0"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
@@ -164,6 +177,27 @@ def test_m2_a_bad_value_is_refused_by_its_path(fields: Any, param: str) -> None:
     assert wrong.type == "invalid_request_error"
     assert wrong.param == param
     assert f"'{param}'" in wrong.message
+
+
+def test_m2_stop_sequences_are_bounded() -> None:
+    assert STOPS_MAX == 64
+    assert len(job(stop_sequences=["X"] * STOPS_MAX).params.stop) == STOPS_MAX
+
+
+@pytest.mark.parametrize(
+    "thread",
+    [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}, {}],
+)
+def test_m2_a_conversation_that_the_server_is_to_hold_is_refused(thread: Any) -> None:
+    """Taken as it is, the second half of one would be all that a model is told."""
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "dry"}
+    wrong = refusal(thread=thread, messages=[{"role": "user", "content": [result]}])
+
+    assert (wrong.status, wrong.param) == (400, "thread")
+    assert wrong.code == THREAD_UNSUPPORTED
+    with pytest.raises(RequestInvalid):
+        parse_count(written(thread=thread), TABLE.get)
+    assert job(thread=None).ignored == ()
 
 
 def test_m2_an_unknown_model_is_not_found_and_asked_for_last() -> None:
@@ -232,6 +266,27 @@ def test_m2_a_tool_call_and_its_result_are_openais() -> None:
         {"role": "tool", "tool_call_id": "t1", "content": "dry"},
         {"role": "user", "content": "And now?"},
     ]
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_m2_a_tool_result_is_right_behind_its_call(role: str) -> None:
+    """Also where it comes in a later one of neighbouring turns."""
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "dry"}
+    found = turns(
+        USER,
+        {"role": "assistant", "content": [CALL]},
+        {"role": role, "content": "Hurry."},
+        {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+    )
+
+    said = "Hurry." if role == "user" else "<system>\nHurry.\n</system>"
+    assert [message["role"] for message in found] == [
+        "user",
+        "assistant",
+        "tool",
+        "user",
+    ]
+    assert found[-1]["content"] == f"{said}\nAnd now?"
 
 
 @pytest.mark.parametrize(
@@ -304,6 +359,15 @@ def test_b69_a_worker_without_eyes_gets_a_note_in_the_place_of_an_image() -> Non
         (
             {
                 "type": "document",
+                "title": "T",
+                "context": "Of old.",
+                "source": {"type": "text", "data": "words"},
+            },
+            "T\nOf old.\nwords",
+        ),
+        (
+            {
+                "type": "document",
                 "source": PNG | {"media_type": "application/pdf"},
             },
             "[document (application/pdf) left out",
@@ -344,7 +408,7 @@ def test_b72_what_the_server_said_in_the_assistants_turn_is_dropped() -> None:
                 "content": [
                     {"type": "redacted_thinking", "data": "zzz"},
                     {"type": "server_tool_use", "id": "s", "name": "n", "input": {}},
-                    {"type": "web_search_tool_result", "content": []},
+                    {"type": "web_search_tool_result", "content": [{"title": "T"}]},
                     {"type": "text", "text": "Found."},
                 ],
             },
@@ -352,8 +416,45 @@ def test_b72_what_the_server_said_in_the_assistants_turn_is_dropped() -> None:
         ]
     )
 
-    assert found.messages[1] == {"role": "assistant", "content": "Found."}
+    assert found.messages == (USER, {"role": "assistant", "content": "Found."}, USER)
     assert len(found.ignored) == 3
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize(
+    ("block", "shown", "ignored"),
+    [
+        (COMPACTION, "All before.", 0),
+        ({"type": "of_tomorrow", "text": "All before."}, "All before.", 1),
+    ],
+)
+def test_m2_a_summary_is_told_by_the_user_whosever_turn_has_it(
+    role: str, block: Any, shown: str, ignored: int
+) -> None:
+    """In the assistant's message it would pass for its words, or be gone on with."""
+    answer = {"role": "assistant", "content": "Yes."}
+    both = {"role": "assistant", "content": [block, {"type": "text", "text": "Yes."}]}
+    for history in ([{"role": role, "content": [block]}, answer, USER], [both, USER]):
+        found = job(messages=history)
+
+        summary = {"role": "user", "content": shown}
+        assert found.messages == (summary, answer, USER)
+        assert len(found.ignored) == ignored
+    last = job(messages=[USER, {"role": role, "content": [block]}])
+    assert last.messages == ({"role": "user", "content": f"Hi\n{shown}"},)
+    assert last.extras == {}
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("content", [None, "", ...])
+def test_m2_a_summary_that_could_not_be_made_is_nothing(
+    role: str, content: Any
+) -> None:
+    block = {"type": "compaction"}
+    if content is not ...:
+        block["content"] = content
+
+    assert turns({"role": role, "content": [block]}, USER) == [USER]
 
 
 def test_b71_empty_text_blocks_are_dropped_and_so_are_empty_turns() -> None:
@@ -409,21 +510,30 @@ def test_m2_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
     assert "continue_final_message" not in job(messages=[USER]).extras
 
 
-def test_m2_a_call_without_its_result_is_not_gone_on_with() -> None:
-    assert job(messages=[USER, {"role": "assistant", "content": [CALL]}]).extras == {}
+@pytest.mark.parametrize(
+    "content", [[CALL], [{"type": "text", "text": "I ask."}, CALL]]
+)
+def test_m2_a_call_without_its_result_is_not_gone_on_with(content: Any) -> None:
+    assert job(messages=[USER, {"role": "assistant", "content": content}]).extras == {}
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def test_m2_neighbours_of_one_role_are_one_message() -> None:
+    text = {"type": "text", "text": "b"}
     found = turns(
         USER,
         USER,
-        {"role": "assistant", "content": "a"},
-        {"role": "assistant", "content": [{"type": "text", "text": "b"}, CALL]},
+        {"role": "assistant", "content": [thought("so"), {**text, "text": "a"}]},
+        {"role": "assistant", "content": [thought(" it is"), text, CALL]},
         USER,
     )
 
     assert [m["role"] for m in found] == ["user", "assistant", "user"]
     assert found[1]["content"] == "ab"
+    assert found[1]["reasoning_content"] == "so it is"
     assert len(found[1]["tool_calls"]) == 1
 
 
@@ -454,6 +564,13 @@ def test_m2_a_late_system_turn_goes_with_the_users() -> None:
             {"type": "auto", "disable_parallel_tool_use": True},
             {"tool_choice": "auto", "parallel_tool_calls": False},
         ),
+        (
+            {"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+            {
+                "tool_choice": {"type": "function", "function": {"name": "weather"}},
+                "parallel_tool_calls": False,
+            },
+        ),
     ],
 )
 def test_m2_tools_and_their_choice(choice: Any, extras: Any) -> None:
@@ -469,6 +586,23 @@ def test_m2_tools_that_their_server_would_run_are_dropped_and_counted() -> None:
     assert found.extras["tools"] == [FUNCTION]
     assert found.ignored == ("tool.web_search_20250305",)
     assert "tools" not in job(tools=[search], tool_choice={"type": "auto"}).extras
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"type": "bash_20250124"}, {}),
+        ({"strict": True}, {"strict": True}),
+        ({"strict": False}, {}),
+    ],
+)
+def test_m2_a_tool_with_a_schema_is_a_function(more: Any, kept: Any) -> None:
+    """Whatever its type: the client can run it."""
+    found = job(tools=[WEATHER | more])
+
+    [tool] = found.extras["tools"]
+    assert tool["function"] == FUNCTION["function"] | kept
+    assert found.ignored == ()
 
 
 @pytest.mark.parametrize(
@@ -497,6 +631,23 @@ def test_m2_thinking_can_be_off_or_as_the_model_likes() -> None:
     assert off.extras["chat_template_kwargs"]["enable_thinking"] is False
     assert job(thinking={"type": "adaptive"}).extras == {}
     assert job(thinking={"type": "of_tomorrow"}).ignored == ("thinking.of_tomorrow",)
+
+
+@pytest.mark.parametrize(
+    ("effort", "told"),
+    [
+        ("low", "low"),
+        ("medium", "medium"),
+        ("high", "high"),
+        ("xhigh", "high"),
+        ("max", "high"),
+    ],
+)
+def test_m2_effort_is_told_in_the_engines_words(effort: str, told: str) -> None:
+    found = job(output_config={"effort": effort})
+
+    assert found.extras == {"reasoning_effort": told}
+    assert found.ignored == ()
 
 
 def test_m2_output_has_its_effort_and_its_format() -> None:
@@ -530,6 +681,7 @@ BLOCKS = st.sampled_from(
         {"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]},
         {"type": "thinking", "thinking": "SECRET", "signature": "x"},
         {"type": "of_tomorrow", "content": [{"type": "text", "text": "b"}]},
+        COMPACTION,
         {"type": "document", "source": {"type": "url", "url": "u"}},
     ]
 )
@@ -558,6 +710,8 @@ def test_m2_any_conversation_becomes_one_that_engines_take(messages: Any) -> Non
     for before, after in pairwise(roles):
         assert after != "system"
         assert before != after or before == "tool"
+        # Nothing of the user's comes between a call and its result.
+        assert (before, after) != ("user", "tool")
     for message in found:
         content = message["content"]
         assert content or message["role"] == "tool" or "tool_calls" in message

@@ -243,6 +243,21 @@ def test_m3_what_is_held_is_bounded() -> None:
     assert events_of(writer.error(unfit.value.fault))[0].name == "error"
 
 
+def test_m3_what_was_held_and_went_out_leaves_its_room() -> None:
+    part = "x" * (HELD_MAX * 2 // 3)
+    # Those held go out before the text: the second time there is room again.
+    batches = [
+        call(0, "{}", "t0", "f") + call(1, part, "t1", "f"),
+        say("and"),
+        call(2, "{}", "t2", "f") + call(3, part, "t3", "f"),
+    ]
+    events = whole(*batches)
+
+    starts = [e.body for e in events if e.name == "content_block_start"]
+    calls = [start["content_block"].get("id") for start in starts]
+    assert calls == ["t0", "t1", None, "t2", "t3"]
+
+
 def test_m3_a_call_that_has_ended_can_not_go_on() -> None:
     writer = encoder()
     writer.first()
@@ -306,6 +321,15 @@ def test_m4_the_stop_reason_follows_the_answer(
         "stop_reason": reason,
         "stop_sequence": sequence,
     }
+
+
+def test_m4_a_streamed_refusal_is_text() -> None:
+    events = whole(think("hm"), say("No", kind=Kind.REFUSAL), say(".", kind=Kind.TEXT))
+
+    thinking, *texts = accumulate(events).message.content
+    assert thinking.thinking == "hm"
+    assert [block.type for block in texts] == ["text"] * len(texts)
+    assert "".join(block.text for block in texts) == "No."
 
 
 def test_m6_an_error_ends_a_message_without_its_stop() -> None:

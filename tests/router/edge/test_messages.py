@@ -18,6 +18,7 @@ from tests.kit.stub_router import StubRequest, StubRouter
 
 LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "The worker was lost.")
 PATH = "/v1/messages"
+COUNT = f"{PATH}/count_tokens"
 KEY = {"x-api-key": "sk-1"}
 
 
@@ -231,6 +232,10 @@ async def test_m6_the_edges_own_refusals_speak_the_dialect(tmp_path: Path) -> No
             400,
             "invalid_request_error",
         ),
+        (messages(path=COUNT), 401, "authentication_error"),
+        (request("GET", COUNT, headers=KEY), 405, "invalid_request_error"),
+        (messages(path=COUNT, headers=KEY, messages=[]), 400, "invalid_request_error"),
+        (messages(path=COUNT, headers=KEY, model="gpt-9"), 404, "not_found_error"),
     ]
     async with running(router, settings) as here:
         for octets, status, error_type in cases:
@@ -241,6 +246,21 @@ async def test_m6_the_edges_own_refusals_speak_the_dialect(tmp_path: Path) -> No
             assert reply.status == status
             assert reply.headers["request-id"] == reply.json["request_id"]
             assert reply.json["error"]["type"] == error_type
+
+
+async def test_m6_a_thread_is_refused_in_the_words_that_sdks_know() -> None:
+    router = StubRouter()
+    async with running(router) as here:
+        client = await here.connect()
+        await client.send(messages(thread={"type": "create"}))
+        reply = await client.reply()
+
+    assert reply.status == 400
+    assert reply.json["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": [],
+    }
+    assert router.started == 0
 
 
 @pytest.mark.parametrize(
