@@ -85,6 +85,9 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
     Phase.CANCELLED: {},
 }
 
+#: A worker that answers so has looked at nothing: it was not tried (A3).
+UNTRIED: Final = frozenset({FaultKind.LOADING, FaultKind.NO_SLOT})
+
 ENDED: Final = frozenset({Phase.COMPLETED, Phase.FAILED, Phase.CANCELLED})
 
 
@@ -198,7 +201,7 @@ class Attempts:
             (
                 a.fault
                 for a in self.trail
-                if a.fault is not None and a.fault.kind is not FaultKind.NO_SLOT
+                if a.fault is not None and a.fault.kind not in UNTRIED
             ),
             None,
         )

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from router.assignment import Attempt, Attempts, Phase
+from router.assignment import UNTRIED, Attempt, Attempts, Phase
 from router.budget import RetryBudget
 from router.commands import (
     Check,
@@ -68,7 +68,8 @@ class Entry:
     fence: Fence
     received_at: float
     queue_by: float
-    """When waiting ends with ``queue_timeout``; inf: never."""
+    """When waiting ends with ``queue_timeout``; inf: never. Later by what the job has
+    run for on workers that failed it."""
     once: bool = False
     """It is given to a worker that has room now, or to none."""
     load_by: float = attrs.field(default=INF, init=False)
@@ -591,9 +592,8 @@ class Fleet:
         out: list[Command],
     ) -> None:
         attempts = entry.attempts
-        loading = fault.kind is FaultKind.LOADING
-        untried = loading or fault.kind is FaultKind.NO_SLOT
-        if loading:
+        untried = fault.kind in UNTRIED
+        if fault.kind is FaultKind.LOADING:
             entry.loading_by = min(entry.loading_by, now + self._load_wait_s)
         ends = verdict(
             attempts,
@@ -610,6 +610,9 @@ class Fleet:
             self._end(entry, ends, now, out, cause=fault)
             return
         attempts.move(fault, tried=not untried)
+        if not untried:
+            # The limit is for waiting: what it ran for elsewhere is no part of it.
+            entry.queue_by += now - attempt.granted_at
         if fault.kind is FaultKind.CONTEXT_LENGTH:
             attempts.tried |= self._crew.narrower(attempt.worker, entry.target)
         self._place(entry, now, out, moved=True)

@@ -82,6 +82,17 @@ def test_a3_the_first_cause_is_the_first_fault() -> None:
     ]
 
 
+def test_a3_a_worker_that_was_loading_is_no_first_cause() -> None:
+    attempts = offered()
+    attempts.move(LOADING, tried=False)
+    assert attempts.first_cause() is None
+
+    attempts.offer(B, 1.0, was_ready=True)
+    attempts.fail(LOST)
+
+    assert attempts.first_cause() is LOST
+
+
 class AttemptsMachine(RuleBasedStateMachine):
     """Any order of events: the table alone decides."""
 

@@ -17,6 +17,7 @@ A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 LOST = Fault(FaultKind.STREAM_CLOSED_EARLY, "Closed.")
 REFUSED = Fault(FaultKind.CONNECT, "refused")
 FULL = Fault(FaultKind.DECLINED, "full", status=503)
+LOADING = Fault(FaultKind.LOADING, "loading", status=503)
 MODEL_GONE = Fault(FaultKind.MODEL_GONE, "no such model", status=404)
 BAD = Fault(FaultKind.REJECTED, "bad", status=400)
 BROKEN = Fault(FaultKind.SERVER_ERROR, "500", status=500, error_type="t")
@@ -256,6 +257,61 @@ def test_a3_a_moved_job_whose_wait_is_over_is_told_its_first_cause() -> None:
     fault = refusal(play.fleet.expire(assignment.request, play.now))
 
     assert fault.kind is LOST.kind
+
+
+def test_a3_what_a_job_ran_for_is_no_part_of_its_time_in_the_queue() -> None:
+    play = Play(A, B, queue_ms=2_000)
+    play.placed()
+    play.now += 0.5
+    play.placed()
+    moves, _ = play.ask()
+    play.now += 0.5
+    running, _ = grant(play.fleet.cut(A, LOST, play.now))
+    assert running.request == moves
+    play.now += 5.0
+
+    play.fail(running, LOST)
+
+    # Half a second of its two is spent: only that was in the queue.
+    assert play.fleet.waits_until(moves) == play.now + 1.5
+    assert play.fleet.expire(moves, play.now) == []
+    play.now += 1.5
+    assert refusal(play.fleet.expire(moves, play.now)) == LOST
+
+
+def test_s4_answers_of_loading_lengthen_no_wait_for_a_slot() -> None:
+    play = Play(A, queue_ms=2_000)
+    first, _ = play.placed()
+    play.now += 0.5
+
+    play.fail(first, LOADING)
+
+    assert play.fleet.waits_until(first.request) == play.now + 1.5
+
+
+def test_a3_a_worker_that_was_loading_is_no_first_cause() -> None:
+    play = Play(A, B, slots=4)
+    first, _ = play.placed()
+    second, worker = grant(play.fail(first, LOADING))
+    assert worker == B
+
+    play.fail(second, LOST)
+    play.now += 5.0
+
+    fault = refusal(play.fleet.expire(first.request, play.now))
+    assert fault.kind is LOST.kind
+
+
+def test_a8_a_first_move_behind_an_answer_of_loading_is_not_charged() -> None:
+    play = Play(A, B, C, slots=4)
+    while play.fleet.budget.take(play.now):
+        pass
+    first, _ = play.placed()
+    second, _ = grant(play.fail(first, LOADING))
+
+    third, worker = grant(play.fail(second, REFUSED))
+
+    assert (third.attempt, worker) == (3, C)
 
 
 def test_s4_once_a_rest_is_over_a_job_waits_for_a_slot_alone() -> None:

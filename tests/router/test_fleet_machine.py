@@ -66,6 +66,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.places: dict[RequestId, list[WorkerId]] = {}
         self.not_tried: dict[RequestId, set[WorkerId]] = {}
         self.live: set[RequestId] = set()
+        self.granted_at: dict[AssignmentId, float] = {}
         self.asked: dict[RequestId, tuple[str, float]] = {}
         self.born = 0
         for worker in WORKERS:
@@ -84,6 +85,7 @@ class FleetMachine(RuleBasedStateMachine):
                     assert request not in self.committed, "A2: moved after commit"
                     assert assignment not in self.running
                     self.running[assignment] = worker
+                    self.granted_at[assignment] = self.now
                     tried.append(worker)
                 case Refuse(request=request, fault=fault):
                     assert request in self.live, "refused twice"
@@ -94,6 +96,7 @@ class FleetMachine(RuleBasedStateMachine):
                 case Lose(assignment=assignment):
                     self.running.pop(assignment)
                     self.past.append(assignment)
+                    self.ran(assignment)
                 case _:
                     pass
 
@@ -112,6 +115,12 @@ class FleetMachine(RuleBasedStateMachine):
             started_at=started_at,
         )
         self.play(self.fleet.answered(worker, found, self.now))
+
+    def ran(self, assignment: AssignmentId) -> None:
+        """S4: what a job ran for on a worker is no part of its time in the queue."""
+        model, queue_by = self.asked[assignment.request]
+        ran_for = self.now - self.granted_at[assignment]
+        self.asked[assignment.request] = model, queue_by + ran_for
 
     def pick(self, seed: int) -> AssignmentId:
         return sorted(self.running)[seed % len(self.running)]
@@ -173,6 +182,8 @@ class FleetMachine(RuleBasedStateMachine):
         self.past.append(assignment)
         if kind is FaultKind.LOADING:
             self.places[assignment.request].remove(worker)
+        else:
+            self.ran(assignment)
         fault = Fault(kind, "x", status=status, retry_after=retry_after)
         self.play(self.fleet.failed(assignment, fault, self.now))
 
@@ -183,6 +194,7 @@ class FleetMachine(RuleBasedStateMachine):
         for assignment in sorted(self.running):
             del self.running[assignment]
             self.past.append(assignment)
+            self.ran(assignment)
             self.play(self.fleet.failed(assignment, fault, self.now))
 
     @rule(trials=st.integers(1, 8))
@@ -194,6 +206,7 @@ class FleetMachine(RuleBasedStateMachine):
             for assignment in sorted(self.running):
                 del self.running[assignment]
                 self.past.append(assignment)
+                self.ran(assignment)
                 self.play(self.fleet.failed(assignment, fault, self.now))
             self.time_passes(3.0)
 
@@ -240,6 +253,7 @@ class FleetMachine(RuleBasedStateMachine):
         assignment = self.pick(seed)
         worker = self.running.pop(assignment)
         self.past.append(assignment)
+        self.ran(assignment)
         fault = Fault(FaultKind.MODEL_GONE, "x", status=404)
         self.play(self.fleet.failed(assignment, fault, self.now))
         self.answer(worker)
