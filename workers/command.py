@@ -55,7 +55,11 @@ def find_program(
     """
     if "/" in name:
         path = Path(cwd or ".", name)
-        if not path.is_file():
+        try:
+            found = path.is_file()
+        except OSError as error:  # too long, or in a folder that is not ours
+            return f"cannot be looked at: {error.strerror}"
+        if not found:
             return f"there is no program {name}: correct the path"
         if not os.access(path, os.X_OK):
             return f"{name} is not executable: chmod +x it, or name another"

@@ -81,8 +81,13 @@ def parse(
     """
     try:
         document = tomllib.loads(source)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid([f"not TOML: {error}"]) from None
+    except RecursionError:
+        raise ConfigInvalid(["not TOML: it is nested too deeply"]) from None
+    except ValueError:
+        # What else tomllib passes on: Python's limit on the digits of a number.
+        raise ConfigInvalid(["a number in it has thousands of digits"]) from None
     return _settings(_overlaid(document, listen, admin), environ, directory)
 
 

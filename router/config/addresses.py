@@ -57,7 +57,8 @@ def _tcp(text: str, forms: str) -> TcpAddress:
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()):
         raise ValueError(forms)
-    if int(port) > 65_535:
+    # By length first: Python reads no number of thousands of digits.
+    if len(port) > len("65535") or int(port) > 65_535:
         raise ValueError("the port is at most 65535")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -59,7 +59,7 @@ def command_faults(
                     )
         if worker.get("pin_slots") is True:
             engine = worker.get("engine", "auto")
-            if engine not in _PINNING:
+            if isinstance(engine, str) and engine not in _PINNING:
                 yield f"{path}.pin_slots: {engine} has no slots that can be named"
 
 
@@ -97,10 +97,11 @@ def _by_command(
     program = command[0] if command else None
     if environ is not None and isinstance(program, str) and program.strip():
         env = worker.get("env")
+        own = env.items() if isinstance(env, dict) else ()
         cwd = worker.get("cwd")
         why = find_program(
             program,
-            environ={**environ, **(env if isinstance(env, dict) else {})},
+            environ={**environ, **{k: v for k, v in own if isinstance(v, str)}},
             cwd=str(directory / cwd) if isinstance(cwd, str) else None,
         )
         if why is not None:

@@ -6,12 +6,16 @@ other faults; what has the wrong type is passed over here.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from router.config.agents import agent_faults
 from router.config.commands import command_faults
 from router.config.keys import join, quoted
+from router.config.places import place_faults, plain_address, plain_url
+from router.config.values import model_name
 from router.settings import ServerSettings, WaitSettings
+
+_BITS: Final = 64
 
 
 def contradictions(
@@ -29,7 +33,7 @@ def contradictions(
         *command_faults(workers, environ, directory),
         *agent_faults(document, workers, environ),
         *_models(workers, models, announced=_announced(document)),
-        *_listens(_dict(document.get("server")), _dict(document.get("admin"))),
+        *place_faults(document, workers),
         *_sizes(_dict(document.get("server"))),
         *_budgets(_dict(document.get("waits"))),
     ]
@@ -40,21 +44,19 @@ def _workers(
 ) -> Iterator[str]:
     if document.get("worker", []) == [] and not _announced(document):
         yield "worker: there is none: add a [[worker]] with name and url"
-    for key, why in (
-        ("name", "each worker needs a name of its own"),
-        ("url", "one worker entry holds all its slots"),
-        ("agent", "one worker entry is all that its agent hosts"),
+    for key, plain, why in (
+        ("name", str, "each worker needs a name of its own"),
+        ("url", plain_url, "one worker entry holds all its slots"),
+        ("agent", plain_address, "one worker entry is all that its agent hosts"),
     ):
         first: dict[str, int] = {}
         for index, worker in enumerate(workers):
             value = worker.get(key)
             if not isinstance(value, str):
                 continue
-            plain = value.rstrip("/").removesuffix("/v1") if key == "url" else value
-            if plain in first:
-                twin = f"worker[{first[plain]}]"
-                yield f"worker[{index}].{key}: the same as {twin}: {why}"
-            first.setdefault(plain, index)
+            twin = first.setdefault(plain(value), index)
+            if twin != index:
+                yield f"worker[{index}].{key}: the same as worker[{twin}]: {why}"
 
 
 def _announced(document: Mapping[str, Any]) -> bool:
@@ -78,8 +80,13 @@ def _models(
             owners.setdefault(alias, name)
     for name, model in models.items():
         path = join("models", name)
-        if closed and name not in served:
-            yield f"{path}: no worker lists this model"
+        try:
+            model_name(name)
+        except ValueError as error:
+            yield f"{path}: {error}"
+        else:
+            if closed and name not in served:
+                yield f"{path}: no worker lists this model"
         for alias in _strings(model.get("aliases")):
             if alias in models or alias in served:
                 yield f"{path}.aliases: {quoted(alias)} is the name of a model"
@@ -103,14 +110,6 @@ def _fallback(
     elif fallback in owners:
         owner = quoted(owners[fallback])
         yield f"{path}.fallback: {quoted(fallback)} is an alias: name {owner} itself"
-
-
-def _listens(server: Mapping[str, Any], admin: Mapping[str, Any]) -> Iterator[str]:
-    client = server.get("listen", list(ServerSettings().listen))
-    own = admin.get("listen")
-    taken = [client] if isinstance(client, str) else _strings(client)
-    if isinstance(own, str) and own in taken and not own.endswith(":0"):
-        yield "admin.listen: the same as server.listen: clients must not reach it"
 
 
 def _sizes(server: Mapping[str, Any]) -> Iterator[str]:
@@ -137,7 +136,8 @@ def _budgets(waits: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int
+    # A number that is out of every range may be too long to be written.
+    return type(value) is int and value.bit_length() < _BITS
 
 
 def _dict(value: object) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ def _leaf(error: BaseException, path: str) -> Iterator[tuple[str, str]]:
             yield join(path, key), _unknown_key(key, error.cl)
     elif isinstance(error, EntriesInvalid):
         for index, sentence in error.entries:
-            yield join(path, index), sentence
+            yield path if index is None else join(path, index), sentence
     elif isinstance(error, KeyError):
         yield path, "is missing"
     else:

@@ -5,12 +5,14 @@ raises ValueError with a sentence that fits behind ``path: ``.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
+from router.catalog import CATCH_ALL
 from router.config.addresses import parse_address, parse_tcp
 from router.edge.keys import Keys, KeysInvalid
 from router.openai.prompting import checked_bios
@@ -26,6 +28,7 @@ SIGNATURES: Final = ("off", "opaque")
 #: A month: more is a slip of the pen.
 MS_MAX: Final = 31 * 24 * 3_600_000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_SHOWN_BITS: Final = 1_024
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*", re.ASCII)
 _KINDS: Final[Mapping[type, str]] = {
     bool: "a boolean",
@@ -38,9 +41,12 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 class EntriesInvalid(ValueError):
-    """A list of which some entries are wrong: (0-based index, sentence) each."""
+    """A value of which some entries are wrong: (0-based index, sentence) each.
 
-    def __init__(self, entries: list[tuple[int, str]]) -> None:
+    The index is None where the sentence itself names the entry.
+    """
+
+    def __init__(self, entries: Sequence[tuple[int | None, str]]) -> None:
         """Carry all that is wrong, at least one."""
         super().__init__("; ".join(sentence for _, sentence in entries))
         self.entries = entries
@@ -59,10 +65,12 @@ def whole(least: int, most: int = 2**40, *, unit: str = "") -> Check:
             of_what = f" of {unit}" if unit else ""
             raise ValueError(f"needs a whole number{of_what}, got {kind_of(value)}")
         shown = f" {unit}" if unit else ""
+        # Python writes no number of thousands of digits; hex may have them.
+        got = value if value.bit_length() < _SHOWN_BITS else "far beyond"
         if value < least:
-            raise ValueError(f"needs at least {least}{shown}, got {value}")
+            raise ValueError(f"needs at least {least}{shown}, got {got}")
         if value > most:
-            raise ValueError(f"takes at most {most}{shown}, got {value}")
+            raise ValueError(f"takes at most {most}{shown}, got {got}")
         return value
 
     return check
@@ -91,7 +99,7 @@ def texts(each: Check = text, *, least: int = 0, distinct: bool = True) -> Check
         if len(value) < least:
             raise ValueError("needs at least one entry")
         found: list[str] = []
-        wrong: list[tuple[int, str]] = []
+        wrong: list[tuple[int | None, str]] = []
         for index, entry in enumerate(value):
             try:
                 checked = each(entry)
@@ -106,6 +114,14 @@ def texts(each: Check = text, *, least: int = 0, distinct: bool = True) -> Check
         return tuple(found)
 
     return check
+
+
+def model_name(value: Any) -> str:
+    """Take the name of a model, which is never ``*``: that is all names."""
+    name = text(value)
+    if name == CATCH_ALL:
+        raise ValueError("* is no model: it is an alias that stands for all names")
+    return name
 
 
 def flag(value: Any) -> bool:
@@ -138,13 +154,16 @@ def variables(value: Any) -> Mapping[str, str]:
     """Take a table of environment variables; what they hold is never repeated."""
     if type(value) is not dict:
         raise ValueError(f"needs a table of strings, got {kind_of(value)}")
+    wrong: list[tuple[None, str]] = []
     for name, entry in value.items():
         if not name or "=" in name or "\0" in name:
-            raise ValueError(f"{name!r} is no name of a variable")
-        if type(entry) is not str:
-            raise ValueError(f"{name} needs a string, got {kind_of(entry)}")
-        if "\0" in entry:
-            raise ValueError(f"{name} takes no zero byte")
+            wrong.append((None, f"{name!r} is no name of a variable"))
+        elif type(entry) is not str:
+            wrong.append((None, f"{name} needs a string, got {kind_of(entry)}"))
+        elif "\0" in entry:
+            wrong.append((None, f"{name} takes no zero byte"))
+    if wrong:
+        raise EntriesInvalid(wrong)
     return value
 
 
@@ -304,13 +323,24 @@ def path_from(directory: Path) -> Check:
     return check
 
 
+@contextmanager
+def _looking() -> Iterator[None]:
+    """Turn a path that the system won't look at into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot be looked at: {error.strerror}") from None
+
+
 def folder_from(directory: Path) -> Check:
     """Take the path of a folder that is there."""
     path = path_from(directory)
 
     def check(value: Any) -> str:
         name: str = path(value)
-        if not Path(name).is_dir():
+        with _looking():
+            found = Path(name).is_dir()
+        if not found:
             raise ValueError(f"there is no folder {name}")
         return name
 
@@ -323,7 +353,9 @@ def file_from(directory: Path) -> Check:
 
     def check(value: Any) -> str:
         name: str = path(value)
-        if not Path(name).is_file():
+        with _looking():
+            found = Path(name).is_file()
+        if not found:
             raise ValueError(f"there is no file {name}")
         return name
 
@@ -404,7 +436,7 @@ def checks(
             "cwd": folder_from(directory),
             "slots": whole(1, 65_536),
             "engine": engine,
-            "models": texts(),
+            "models": texts(model_name),
             "health_url": http_url,
             "settle_ms": ms(0),
             "pin_slots": flag,
@@ -415,7 +447,7 @@ def checks(
         },
         "models": {
             "aliases": texts(),
-            "fallback": text,
+            "fallback": model_name,
             "thinking_max_tokens": whole(0),
             "bios": bios,
             "tool_parse_error": one_of(("fail", "signal")),

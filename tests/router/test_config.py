@@ -979,7 +979,9 @@ short_text = st.text(
 
 @given(
     st.dictionaries(
-        short_text.filter(lambda name: name != "w"), st.sets(short_text), max_size=3
+        short_text.filter(lambda name: name not in {"w", "*"}),
+        st.sets(short_text),
+        max_size=3,
     )
 )
 def test_d1_what_check_shows_reads_as_the_same_settings(
@@ -1022,3 +1024,197 @@ def test_d1_what_check_shows_has_every_key() -> None:
             text = host if name == "agent" else shown
             assert f"{field.name} " in text, f"{name}.{field.name}"
     assert tomllib.loads(shown)["worker"][0]["name"] == "w0"
+
+
+# ---- whatever a file says ----
+
+LONG = "x" * 5_000
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            RUN + "env = { PATH = 1 }",
+            "worker[0].env: PATH needs a string, got a whole number",
+        ),
+        (
+            RUN.replace('"sh"', f'"/{LONG}"'),
+            "worker[0].command[0]: cannot be looked at: File name too long",
+        ),
+        (
+            RUN + f'cwd = "{LONG}"',
+            "worker[0].cwd: cannot be looked at: File name too long",
+        ),
+        (
+            f'[agents]\ntls_ca = "{LONG}"\n' + RUN,
+            "agents.tls_ca: cannot be looked at: File name too long",
+        ),
+        ("x = " + "9" * 5_000, "a number in it has thousands of digits"),
+        (
+            f"[server]\nbody_max_bytes = 0x{'f' * 5_000}\n" + RUN,
+            "server.body_max_bytes: takes at most 1099511627776 bytes, got far beyond",
+        ),
+        (
+            f"[waits]\npoll_ms = 0x{'f' * 5_000}\n" + RUN,
+            "waits.poll_ms: takes at most 2678400000 ms, got far beyond",
+        ),
+        (
+            f'[server]\nlisten = "127.0.0.1:{"9" * 5_000}"\n' + RUN,
+            "server.listen: the port is at most 65535",
+        ),
+        ("a = " + "[" * 100_000, "not TOML: it is nested too deeply"),
+    ],
+)
+def test_d2_what_is_far_out_is_a_fault_in_our_words(source: str, says: str) -> None:
+    assert fault(source, PATH=os.defpath) == says
+
+
+def test_d2_all_faults_of_an_environment_are_told_at_once() -> None:
+    source = RUN + 'env = { A = 1, "B=C" = "x", D = "\\u0000", E = "e" }'
+
+    assert faults(source, PATH=os.defpath) == [
+        "worker[0].env: A needs a string, got a whole number",
+        "worker[0].env: 'B=C' is no name of a variable",
+        "worker[0].env: D takes no zero byte",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ('[models.""]', 'models."": needs a printable string'),
+        ('[models."a\\u0000"]', 'models."a\\u0000": needs a printable string'),
+        ('[models."a\\nb"]', 'models."a\\nb": needs a printable string'),
+        ('[models."*"]', 'models."*": * is no model'),
+        ('models = ["*"]', "worker[0].models[0]: * is no model"),
+        ('[models.m]\nfallback = "*"', "models.m.fallback: * is no model"),
+    ],
+)
+def test_d2_a_model_has_a_name_that_it_can_be_called_by(source: str, says: str) -> None:
+    assert fault(WORKER + source).startswith(says)
+
+
+def test_d2_two_models_may_stand_in_for_each_other() -> None:
+    # A fallback is one step: where none of both is ready, the first one waits.
+    settings = read(MODELS + '[models.m]\nfallback = "n"\n[models.n]\nfallback = "m"')
+
+    assert settings.models["m"].fallback == "n"
+    assert settings.models["n"].fallback == "m"
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other"),
+    [
+        ("url", "http://h:1", "http://H:1"),
+        ("url", "http://h", "http://h:80/v1"),
+        ("url", "https://h/a", "HTTPS://h:443/a/v1/"),
+        ("url", "http://[::1]:1", "http://[0:0::1]:1"),
+        ("agent", "h:1", "H:1"),
+        ("agent", "[::1]:1", "[0:0::1]:1"),
+    ],
+)
+def test_d2_one_place_is_one_place_however_it_is_written(
+    key: str, one: str, other: str
+) -> None:
+    twins = [
+        f'[[worker]]\nname = "{name}"\n{key} = "{where}"\n'
+        for name, where in (("a", one), ("b", other))
+    ]
+
+    assert fault("".join(twins)).startswith(f"worker[1].{key}: the same as worker[0]: ")
+
+
+@pytest.mark.parametrize(
+    "other", ["http://h:2", "https://h:1", "http://h:1/a", "http://g:1"]
+)
+def test_d2_another_place_is_another_worker(other: str) -> None:
+    source = (
+        '[[worker]]\nname = "a"\nurl = "http://h:1"\n'
+        f'[[worker]]\nname = "b"\nurl = "{other}"\n'
+    )
+
+    assert len(read(source).workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1"),
+        ("127.0.0.1:1", "0.0.0.0:1"),
+        ("0.0.0.0:1", "10.0.0.1:1"),
+        ("localhost:1", "127.0.0.1:1"),
+        ("localhost:1", "0.0.0.0:1"),
+        ("[::]:1", "[::1]:1"),
+        ("h:1", "H:1"),
+        ("unix:/run/a", "unix:/run/a"),
+    ],
+)
+def test_d2_two_listeners_of_one_port_are_told(listen: str, admin: str) -> None:
+    source = f'[server]\nlisten = "{listen}"\n[admin]\nlisten = "{admin}"\n'
+
+    says = fault(source + WORKER)
+
+    assert says.startswith("admin.listen: ")
+    assert says.endswith(f" server.listen ({listen}): each needs an address of its own")
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin"),
+    [
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("0.0.0.0:0", "127.0.0.1:0"),
+        ("0.0.0.0:1", "127.0.0.1:2"),
+        ("127.0.0.1:1", "127.0.0.2:1"),
+        ("0.0.0.0:1", "[::1]:1"),
+        ("h:1", "g:1"),
+        ("unix:/run/a", "unix:/run/b"),
+        ("unix:/run/a", "127.0.0.1:1"),
+    ],
+)
+def test_d2_listeners_that_can_be_had_together_are_no_fault(
+    listen: str, admin: str
+) -> None:
+    source = f'[server]\nlisten = "{listen}"\n[admin]\nlisten = "{admin}"\n'
+
+    assert read(source + WORKER).admin.listen == admin
+
+
+def test_d2_agents_and_clients_come_to_listeners_of_their_own() -> None:
+    source = (
+        '[server]\nlisten = ["127.0.0.1:1", "0.0.0.0:2"]\n'
+        '[agents]\nlisten = ["127.0.0.1:2"]\n'
+    )
+
+    assert fault(source + WORKER) == (
+        "agents.listen[0]: can't be had beside server.listen[1] (0.0.0.0:2): "
+        "each needs an address of its own"
+    )
+
+
+def test_d2_an_agent_has_no_listener_for_clients() -> None:
+    source = '[agent]\nlisten = "127.0.0.1:1"\n[admin]\nlisten = "127.0.0.1:{port}"\n'
+
+    # Where a router would have its clients.
+    assert read(source.format(port=8080) + WORKER).admin.listen == "127.0.0.1:8080"
+    assert fault(source.format(port=1) + WORKER).startswith(
+        "admin.listen: the same as agent.listen (127.0.0.1:1): "
+    )
+
+
+@pytest.mark.parametrize(
+    ("listen", "meets"),
+    [("127.0.0.1:9001", True), ("0.0.0.0:9001", True), ("10.0.0.1:9001", False)],
+)
+def test_d2_a_server_that_is_run_has_a_port_that_we_do_not_listen_on(
+    listen: str, meets: bool
+) -> None:
+    source = f'[server]\nlisten = "{listen}"\n' + RUN
+
+    if meets:
+        assert fault(source, PATH=os.defpath) == (
+            f"worker[0].port: the same as server.listen ({listen}): "
+            "each server needs a port of its own"
+        )
+    else:
+        assert read(source, PATH=os.defpath).workers[0].port == 9001
