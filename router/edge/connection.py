@@ -2,12 +2,16 @@
 
 While a request is served nobody reads: what a client pipelines stays in the
 kernel, but for the rest of one read. A hang-up is told by the ClientPoll, in
-every state. One cancel scope spans the connection: whatever cancels it ends
-the connection too, so that a request needs none of its own.
+every state; what may hide one is read and dropped. One cancel scope spans the
+connection: whatever cancels it ends the connection too, so that a request needs
+none of its own.
 """
 
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
@@ -35,6 +39,11 @@ from router.errors import RouterError
 from router.http1 import END, BadRequest, Head, RequestEvent, RequestParser
 
 READ_SIZE: Final = 64 * 1024
+
+#: Bytes that may wait unread behind a request that is served: half of the
+#: smallest receive window that Linux begins with. A FIN behind a full window does
+#: not arrive before somebody reads.
+UNREAD_MAX: Final = 32 * 1024
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _CODES: Final = {413: "request_too_large"}
@@ -71,6 +80,7 @@ class Connection:
         "_sink",
         "_site",
         "_sock",
+        "_spills",
         "until",
     )
 
@@ -99,6 +109,8 @@ class Connection:
         self._served = False
         #: The client may have more to send, or more to read, when we close.
         self._linger = False
+        #: What the client sends is dropped: it has pipelined too much (H4).
+        self._spills = False
         #: The request that is being served.
         self._exchange: Exchange | None = None
         #: When the sweep is to call ``expire``, on Trio's clock.
@@ -129,6 +141,12 @@ class Connection:
         if self._sink.cut_off:
             self.hang_up()
 
+    def spill(self) -> None:
+        """Read and drop some of what the client has pipelined, for its FIN."""
+        if self._recv():
+            # For the next part, behind the turns of others.
+            self._poll.spill(self._sock.fileno())
+
     def abandon(self) -> None:
         """End, as if the client had left: what we did for it has failed (L1)."""
         try:
@@ -139,6 +157,9 @@ class Connection:
 
     def expire(self, now: float) -> None:
         """End a connection that has waited until ``until`` in vain."""
+        if self._phase is _Phase.SERVING:
+            self._look_behind()
+            return
         if self._phase is _Phase.FLUSHING:
             stall_s = self._site.stall_s
             if not self._sink.stalled(now, stall_s):
@@ -161,6 +182,20 @@ class Connection:
             self._scope.cancel()
         else:
             self.until = min(self.until, now + self._site.patience.linger_s)
+
+    def _look_behind(self) -> None:
+        """Read on where a FIN may hide behind what is unread (H4).
+
+        What is read is lost to the client, so the present reply is the last of
+        its connection; the rest it may ask for again (RFC 9112 9.3.2).
+        """
+        exchange = self._exchange
+        if exchange is None or _unread(self._sock) < UNREAD_MAX:
+            return
+        exchange.keep = False
+        self._spills = True
+        self.until = inf
+        self._poll.spill(self._sock.fileno())
 
     # ---- the task ----
 
@@ -247,7 +282,8 @@ class Connection:
         exchange, route = self._intake.whole()
         self._exchange = exchange
         self._phase = _Phase.SERVING
-        self.until = inf
+        # Each sweep that still finds it served looks behind it.
+        self.until = self._now
         self._served = True
         exchange.hung_up = self._hung_up
         exchange.arrived = self._now
@@ -259,12 +295,13 @@ class Connection:
             await route(exchange)
             exchange.release_body()
             sink.quiet()
+        self.until = inf
         if not exchange.started and not exchange.hung_up and not sink.cut_off:
             raise RouterError("a route returned without a reply")
         self._exchange = None
         if sink.held:
             await self._flushed()
-        self._linger = not exchange.whole
+        self._linger = self._spills or not exchange.whole
         if sink.cut_off:
             # A whole reply, of which the last part went beyond the ceiling (H5).
             return False
@@ -285,6 +322,7 @@ class Connection:
         A socket that is closed with unread bytes sends a RST, which may throw
         away what the client has not read yet.
         """
+        self.until = inf
         if self._sink.held:
             await self._flushed()
         if self._sink.cut_off:
@@ -359,3 +397,9 @@ class Connection:
         self._poll.remove(self._sock.fileno())
         self._sock.close()
         self._on_close(self)
+
+
+def _unread(sock: socket.socket) -> int:
+    """Give how many bytes the kernel holds for us to read."""
+    told = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
+    return int.from_bytes(told, sys.byteorder)

@@ -2,7 +2,10 @@
 
 One epoll holds every client socket of a listener, and one task waits for it:
 a hang-up is seen whatever state the client's request is in, since nobody has
-to read for it (H4). Reading is not its business.
+to read for it (H4).
+
+A FIN behind more than a client's receive window does not arrive while nobody
+reads: such a client is ``spill``ed, told of all that comes so that it reads on.
 
 Two rules: nothing closes a socket while a batch of events is looked at, and a
 fault of one client's chain never ends the loop (L1).
@@ -36,6 +39,9 @@ class Client(Protocol):
     def flush(self) -> None:
         """Learn that the socket takes bytes again."""
 
+    def spill(self) -> None:
+        """Learn that there are bytes to read: for who has asked for it."""
+
     def abandon(self) -> None:
         """End for a bug in one of the calls above. Never raises."""
 
@@ -48,10 +54,13 @@ class ClientPoll:
         self._on_bug = on_bug
         self._epoll = select.epoll()
         self._clients: dict[int, Client] = {}
+        #: What each socket is watched for.
+        self._watched: dict[int, int] = {}
 
     def add(self, fd: int, client: Client) -> None:
         """Watch *fd* for its client's hang-up, until ``remove``."""
         self._epoll.register(fd, _WATCH)
+        self._watched[fd] = _WATCH
         self._clients[fd] = client
 
     def remove(self, fd: int) -> None:
@@ -62,15 +71,26 @@ class ClientPoll:
         that gets this number.
         """
         if self._clients.pop(fd, None) is not None:
+            del self._watched[fd]
             self._epoll.unregister(fd)
 
     def want_room(self, fd: int) -> None:
         """Call this client's ``flush`` each time that its socket has room."""
-        self._epoll.modify(fd, _WATCH | select.EPOLLOUT)
+        self._watch(fd, self._watched[fd] | select.EPOLLOUT)
 
     def enough(self, fd: int) -> None:
         """Call ``flush`` no more."""
-        self._epoll.modify(fd, _WATCH)
+        self._watch(fd, self._watched[fd] & ~select.EPOLLOUT)
+
+    def spill(self, fd: int) -> None:
+        """Call this client's ``spill`` if there is something to read, and each
+        time that more comes."""
+        self._watch(fd, self._watched[fd] | select.EPOLLIN)
+
+    def _watch(self, fd: int, flags: int) -> None:
+        self._watched[fd] = flags
+        # Also where they are the same: what is ready is then told once more.
+        self._epoll.modify(fd, flags)
 
     async def run(self) -> None:
         """Tell clients of their events. Returns only when cancelled."""
@@ -99,6 +119,8 @@ class ClientPoll:
                     client.hang_up()
                 if events & select.EPOLLOUT:
                     client.flush()
+                if events & select.EPOLLIN:
+                    client.spill()
             except LocalError:
                 raise
             except Exception as bug:  # noqa: BLE001  one client's bug is its own (L1)

@@ -17,7 +17,7 @@ import trio.lowlevel
 from router.engine import open_router
 from router.settings import Settings, WaitSettings, WorkerSettings
 from tests.kit.deep import size
-from tests.kit.edge import RawClient, chat, request, running, until
+from tests.kit.edge import STEP_S, RawClient, chat, request, running, until
 from tests.kit.engine import answers
 from tests.kit.exchange import Exchange
 from tests.kit.stack import Stack, open_stack
@@ -110,6 +110,21 @@ async def test_h4_a_client_that_leaves_closes_its_upstream_within_100_ms(
         await stack.edge.empty()
         assert engine.live == 0
         assert sum(stack.router.tally.disconnects.values()) == TIMES
+
+
+async def test_h4_who_leaves_more_behind_than_the_kernel_holds_frees_the_slot() -> None:
+    async with open_stack(mid_stream, slots=1) as stack:
+        (engine,) = stack.engines
+        client = await stack.edge.connect()
+        await client.send(chat(stream=False))
+        x = await engine.next_exchange()
+        await client.send(bytes(300_000))
+        client.close()
+        with trio.fail_after(STEP_S):
+            await x.closed.wait()
+        await stack.settle()
+        await stack.edge.empty()
+        assert stack.router.tally.disconnects.total() == 1
 
 
 @manner

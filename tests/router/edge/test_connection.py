@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from router.edge.connection import UNREAD_MAX
 from router.edge.server import Edge, client_edge
 from router.edge.sink import BEHIND, HIGH
+from router.edge.site import Patience
 from router.errors import Fault, FaultKind, LocalError
 from router.messages import Finished
 from router.openai.reply import StreamEncoder
@@ -157,6 +160,53 @@ async def test_h4_a_request_that_came_with_its_fin_starts_no_work() -> None:
     assert router.started == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_h4_who_pipelines_too_much_gets_the_present_reply_and_a_close(
+    stream: bool,
+) -> None:
+    router = StubRouter()
+    async with running(router, patience=Patience(linger_s=60)) as here:
+        client = await here.connect()
+        await client.send(chat(stream=stream))
+        served = await router.next()
+        served.text("a")
+        await client.send(HEALTH * (UNREAD_MAX // len(HEALTH) + 1))
+        (connection,) = here.edge._live
+        connection.expire(trio.current_time())
+        await trio.testing.wait_all_tasks_blocked()
+        # The client has not left: it is served, and reads all of it.
+        assert not served.gone.is_set()
+        served.finish()
+        whole = await client.rest()
+        # It may be sending still: a RST would take its last bytes from it.
+        await trio.testing.wait_all_tasks_blocked()
+        assert here.edge.connections == 1
+        client.close()
+        await here.empty()
+
+    assert whole.count(b"HTTP/1.1 200 OK") == 1
+    if stream:
+        assert whole.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    else:
+        assert b"connection: close\r\n" in whole
+
+
+async def test_h4_what_is_pipelined_within_bounds_waits_for_its_turn() -> None:
+    router = StubRouter()
+    async with running(router) as here:
+        client = await here.connect()
+        await client.send(chat(stream=False))
+        served = await router.next()
+        await client.send(HEALTH * 10)
+        (connection,) = here.edge._live
+        connection.expire(trio.current_time())
+        served.finish()
+        for _ in range(11):
+            reply = await client.reply()
+            assert reply.status == 200
+            assert "connection" not in reply.headers
+
+
 # ---- Expect, bodies, limits ----
 
 
@@ -193,6 +243,28 @@ async def test_h1_who_waits_for_100_is_refused_without_his_body(
         client = await here.connect()
         await client.send(octets[:-100])
         await refused(client, status)
+
+
+async def test_h1_who_waits_for_100_with_a_body_too_many_is_refused_instead() -> None:
+    settings = ServerSettings(bodies_max_bytes=1000)
+    headers = {"Expect": "100-continue"}
+    octets = request("POST", "/v1/chat/completions", b"x" * 1001, headers)
+    async with running(StubRouter(), settings) as here:
+        client = await here.connect()
+        await client.send(octets[:-1001])
+        await refused(client, 503)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/no"), ("GET", "/healthz")])
+async def test_h1_a_body_that_nobody_wants_is_not_held(method: str, path: str) -> None:
+    async with running(StubRouter()) as here:
+        client = await here.connect()
+        await client.send(request(method, path, b"x" * 600)[:-1])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert here.edge.site.bodies_held == 0
+        await client.send(b"x")
+        await client.reply()
+        assert here.edge.site.bodies_held == 0
 
 
 async def test_h1_the_body_of_a_refused_request_is_read_and_dropped() -> None:
@@ -454,7 +526,7 @@ async def test_h5_who_leaves_a_reply_unread_for_too_long_is_cut() -> None:
         await client.send(request("GET", "/v1/models"))
         began = trio.current_time()
         await here.empty()
-        assert 0.2 < trio.current_time() - began < 1.0
+        assert trio.current_time() - began > 0.2
         with pytest.raises(ConnectionResetError):
             await client.rest()
 
@@ -528,6 +600,33 @@ async def test_l1_a_bug_after_the_head_is_an_error_frame_and_an_unclean_end() ->
     assert b'"error"' in rest
     assert b"[DONE]" not in rest
     assert not rest.endswith(b"0\r\n\r\n")
+
+
+async def test_a5_after_an_unclean_end_the_client_has_time_to_read_it() -> None:
+    """Closed at once, it may lose its last bytes to the RST for what it sends."""
+    router = StubRouter()
+    async with running(router, patience=Patience(linger_s=60)) as here:
+        client = await here.connect()
+        await client.send(chat())
+        served = await router.next()
+        served.text("a")
+        served.fail(Fault(FaultKind.STREAM_CLOSED_EARLY, "lost"))
+        assert b'"worker_lost"' in await client.rest()
+        await trio.testing.wait_all_tasks_blocked()
+        assert here.edge.connections == 1
+        client.close()
+        await here.empty()
+
+
+async def test_l1_after_a_bug_no_clock_of_the_request_is_left() -> None:
+    router = StubRouter()
+    router.bug = ValueError("a bug")
+    async with running(router) as here:
+        client = await here.connect()
+        await client.send(chat())
+        await refused(client, 500)
+        (connection,) = here.edge._live
+        assert connection.until == inf
 
 
 async def test_l1_a_bug_at_the_end_of_an_answer_is_an_error_frame_too(

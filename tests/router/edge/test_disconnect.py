@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.kit.edge import RawClient, chat, request, running
+from tests.kit.edge import STEP_S, SWEPT, RawClient, chat, request, running
 from tests.kit.stub_router import StubRequest, StubRouter
 
 NOTICED_S = 0.1
@@ -99,4 +99,30 @@ async def test_h4_a_client_that_leaves_is_noticed_at_once(
 
     assert served.gone_at is not None
     assert served.gone_at - left_at < NOTICED_S
+    assert served.steps[0] == "gone"
+
+
+@pytest.mark.parametrize("way", [fin, half_close])
+@pytest.mark.parametrize("before", [silent, streaming])
+@pytest.mark.parametrize("size", [300_000, 16 * 1024 * 1024])
+async def test_h4_a_fin_behind_more_than_the_receive_window_is_noticed(
+    size: int,
+    before: Callable[[StubRequest], None],
+    way: Callable[[RawClient], object],
+) -> None:
+    """It does not arrive while nobody reads, so it has no 100 ms."""
+    router = StubRouter()
+    async with running(router, patience=SWEPT) as here:
+        client = await here.connect()
+        await client.send(chat())
+        served = await router.next()
+        before(served)
+
+        await client.send(bytes(size))
+        await way(client)  # type: ignore[misc]
+        with trio.fail_after(STEP_S):
+            await served.gone.wait()
+            await served.over.wait()
+        await here.empty()
+
     assert served.steps[0] == "gone"

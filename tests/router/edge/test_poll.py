@@ -17,6 +17,7 @@ class Watched:
     def __init__(self, raises: Exception | None = None) -> None:
         self.hung_up = 0
         self.flushed = 0
+        self.spilt = 0
         self.abandoned = False
         self.told = trio.Event()
         self.raises = raises
@@ -30,6 +31,9 @@ class Watched:
     def flush(self) -> None:
         self.flushed += 1
         self.told.set()
+
+    def spill(self) -> None:
+        self.spilt += 1
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -79,6 +83,33 @@ async def test_h4_a_hang_up_behind_unread_bytes_is_told_and_does_not_spin(
         poll.look()
     assert client.hung_up == 1
     poll.remove(ours.fileno())
+    poll.close()
+
+
+async def test_h4_what_comes_is_told_to_who_asked_once_for_each_asking(
+    pair: Pair,
+) -> None:
+    ours, theirs = pair
+    poll, client = ClientPoll(no_bugs), Watched()
+    poll.add(ours.fileno(), client)
+    theirs.send(b"unread")
+    poll.look()
+    assert client.spilt == 0
+
+    for times in (1, 2):
+        poll.spill(ours.fileno())
+        poll.look()
+        poll.look()
+        assert client.spilt == times
+
+    # Room is another matter, and asking for it forgets nothing.
+    poll.want_room(ours.fileno())
+    poll.enough(ours.fileno())
+    flushed = client.flushed
+    theirs.send(b"more")
+    poll.look()
+    assert client.spilt > 2
+    assert client.flushed == flushed
     poll.close()
 
 
