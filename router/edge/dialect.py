@@ -35,6 +35,9 @@ ANTHROPIC: Final = Dialect(
 )
 
 
-def dialect_of(path: str) -> Dialect:
-    """Give the dialect of a request that has no route."""
-    return ANTHROPIC if _MESSAGES in path else OPENAI
+def dialect_of(path: str, version: bytes | None = None) -> Dialect:
+    """Give the dialect of a request that has no route, or one of both dialects.
+
+    *version*: its ``anthropic-version``, which clients of that dialect send always.
+    """
+    return OPENAI if version is None and _MESSAGES not in path else ANTHROPIC

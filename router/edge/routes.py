@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from router.checks import shown
 from router.edge.chat import chat_route, completions_route, embeddings_route
 from router.edge.core import Card, Core
 from router.edge.dialect import ANTHROPIC, OPENAI, Dialect, dialect_of
@@ -61,9 +62,13 @@ class Endpoint:
         routes: Mapping[str, Route],
         *,
         is_open: bool = False,
-        dialect: Dialect = OPENAI,
+        dialect: Dialect | None = OPENAI,
     ) -> None:
-        """HEAD comes with GET. *is_open*: no client key is asked for."""
+        """HEAD comes with GET.
+
+        *is_open*: no client key is asked for. *dialect*: in whose words it fails;
+        None: in those of the client that asks, since both dialects have the path.
+        """
         self.dialect = dialect
         self.routes = dict(routes)
         if "GET" in routes:
@@ -100,18 +105,20 @@ class RouteTable:
         """Give the route, or a refusal. Sets ``exchange.tail`` where there is one."""
         head = exchange.head
         endpoint = self._exact.get(head.path) or self._with_tail(exchange)
+        dialect = None if endpoint is None else endpoint.dialect
+        if dialect is None:
+            dialect = dialect_of(head.path, head.get(b"anthropic-version"))
+        exchange.dialect = dialect
         if endpoint is None:
-            exchange.dialect = dialect_of(head.path)
             return UNKNOWN_PATH
-        exchange.dialect = endpoint.dialect
         route = endpoint.routes.get(head.method)
         if route is None:
             return endpoint.wrong_method
         keys = None if endpoint.is_open else self.keys
         if keys is not None and not keys.admit(head):
             return NO_KEY
-        if route.reads_body and not _is_json(head):
-            return NOT_JSON
+        if route.reads_body:
+            return _unreadable(head) or route
         return route
 
     def _with_tail(self, exchange: Exchange) -> Endpoint | None:
@@ -121,6 +128,22 @@ class RouteTable:
                 exchange.tail = unquote(path[len(prefix) :])
                 return endpoint
         return None
+
+
+def _unreadable(head: Head) -> Answer | None:
+    """Refuse a body that is said to be something else than plain JSON."""
+    if not _is_json(head):
+        return NOT_JSON
+    coding = head.get(b"content-encoding")
+    if coding is None or coding.lower() in (b"", b"identity"):
+        return None
+    return refusal(
+        415,
+        f"Content-Encoding '{shown(coding.decode('latin-1'))}' is not read here:"
+        " send the body as it is.",
+        # RFC 9110 12.5.3: which codings are read.
+        headers=((b"accept-encoding", b"identity"),),
+    )
 
 
 def _is_json(head: Head) -> bool:
@@ -144,11 +167,11 @@ def api_routes(core: Core, site: Site, prefixes: Iterable[str]) -> RouteTable:
         "/v1/messages/count_tokens": Endpoint(
             {"POST": CountRoute(core)}, dialect=ANTHROPIC
         ),
-        "/v1/models": Endpoint({"GET": Instant(models.every)}),
+        "/v1/models": Endpoint({"GET": Instant(models.every)}, dialect=None),
         "/healthz": Endpoint({"GET": Instant(probes.healthz)}, is_open=True),
         "/readyz": Endpoint({"GET": Instant(probes.readyz)}, is_open=True),
     }
-    one_model = Endpoint({"GET": Instant(models.one)})
+    one_model = Endpoint({"GET": Instant(models.one)}, dialect=None)
     roots = [prefix.rstrip("/") for prefix in prefixes]
     return RouteTable(
         {root + path: endpoint for root in roots for path, endpoint in paths.items()},
@@ -187,7 +210,7 @@ class Models:
     def every(self, exchange: Exchange) -> Answer:
         """List all models."""
         found = self._core.model_cards()
-        if _is_anthropic(exchange):
+        if exchange.dialect is ANTHROPIC:
             names = [card.id for card in found]
             page = {
                 "data": [_shown_to_anthropic(card) for card in found],
@@ -200,7 +223,8 @@ class Models:
 
     def one(self, exchange: Exchange) -> Answer:
         """Describe the model that the path's tail names."""
-        show = _shown_to_anthropic if _is_anthropic(exchange) else _shown
+        is_anthropic = exchange.dialect is ANTHROPIC
+        show = _shown_to_anthropic if is_anthropic else _shown
         for card in self._core.model_cards():
             if card.id == exchange.tail:
                 return json_answer(show(card))
@@ -215,15 +239,6 @@ def _shown(card: Card) -> dict[str, Any]:
         "created": card.created,
         "owned_by": card.owned_by,
     }
-
-
-def _is_anthropic(exchange: Exchange) -> bool:
-    """Tell whether a client of the other dialect asks, and have it told of
-    failures in its own: both have this path."""
-    if exchange.head.get(b"anthropic-version") is None:
-        return False
-    exchange.dialect = ANTHROPIC
-    return True
 
 
 def _shown_to_anthropic(card: Card) -> dict[str, Any]:

@@ -75,10 +75,10 @@ def judge(raw: bytes, body_max: int) -> tuple[Head, bool]:
     _check_host(index.get(b"host"), minor)
     path, query = _split_target(method, target)
     if method not in _METHODS:
-        raise Malformed("an unknown method", 501)
+        raise Malformed("an unknown method", 501, path.decode())
     expect = index.get(b"expect")
     if expect is not None and expect.lower() != b"100-continue":
-        raise Malformed("an unknown expectation", 417)
+        raise Malformed("an unknown expectation", 417, path.decode())
     if length is not None and length > body_max:
         words = f"the body is larger than {body_max} bytes"
         raise Malformed(words, 413, path.decode())

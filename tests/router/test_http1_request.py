@@ -51,6 +51,31 @@ def test_a_head_carries_all_that_it_says() -> None:
     )
 
 
+def test_h2_a_whole_url_is_taken_by_its_path_and_its_query() -> None:
+    head = head_of(b"GET http://x:1/v1/models?a=b?c HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert (head.path, head.query) == ("/v1/models", b"a=b?c")
+
+
+@pytest.mark.parametrize(
+    ("line", "fields", "status"),
+    [
+        ("POST", "Expect: more", 417),
+        ("BREW", "", 501),
+        ("POST", f"Content-Length: {BODY_MAX + 1}", 413),
+    ],
+)
+def test_m6_a_refusal_of_a_head_that_was_read_names_its_path(
+    line: str, fields: str, status: int
+) -> None:
+    lines = [f"{line} /v1/messages?beta=true HTTP/1.1", "Host: x", fields]
+    raw = "\r\n".join([*filter(None, lines), "", ""]).encode()
+
+    refused = refusal_of(RequestParser(), raw)
+
+    assert (refused.status, refused.path) == (status, "/v1/messages")
+
+
 def test_a_head_without_a_body_has_no_length() -> None:
     head = head_of(GET)
 

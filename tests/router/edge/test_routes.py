@@ -1,5 +1,6 @@
 """Which request reaches what, and the answers given at once."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,82 @@ async def test_o5_only_json_is_read(media: str | None, status: int) -> None:
         assert (await client.reply()).status == status
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize(
+    ("coding", "status"),
+    [("identity", 400), ("Identity", 400), ("gzip", 415), ("x\xe9\x85", 415)],
+)
+async def test_h1_a_body_that_is_encoded_is_415_and_says_so(
+    path: str, coding: str, status: int
+) -> None:
+    octets = request("POST", path, b"[]", {"Content-Encoding": "CODING"})
+    octets = octets.replace(b"CODING", coding.encode("latin-1"))
+    async with running(StubRouter()) as here:
+        client = await here.connect()
+        await client.send(octets)
+        reply = await client.reply()
+    assert reply.status == status
+    if status == 415:
+        shown = coding.encode("unicode_escape").decode()
+        assert f"'{shown}'" in reply.json["error"]["message"]
+        assert reply.headers["accept-encoding"] == "identity"
+        assert reply.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "key", "status"),
+    [
+        ("GET", "/v1/models", "sk-2", 401),
+        ("GET", "/v1/models/m", "sk-2", 401),
+        ("POST", "/v1/models", "sk-1", 405),
+        ("DELETE", "/v1/models/m", "sk-1", 405),
+        ("GET", "/v1/models/none", "sk-1", 404),
+        ("GET", "/v1/files", "sk-1", 404),
+    ],
+)
+@pytest.mark.parametrize("version", [None, "2023-06-01"])
+async def test_m6_a_path_of_both_dialects_fails_in_the_words_of_who_asks(
+    version: str | None, method: str, path: str, key: str, status: int, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(hashlib.sha256(b"sk-1").hexdigest())
+    headers = {"x-api-key": key}
+    if version is not None:
+        headers["anthropic-version"] = version
+    settings = ServerSettings(api_keys_file=str(keys))
+    async with running(StubRouter(), settings) as here:
+        client = await here.connect()
+        await client.send(request(method, path, headers=headers))
+        reply = await client.reply()
+
+    assert reply.status == status
+    if version is None:
+        assert set(reply.json["error"]) == {"message", "type", "param", "code"}
+        assert "request-id" not in reply.headers
+    else:
+        assert reply.json["type"] == "error"
+        assert reply.json["request_id"] == reply.headers["request-id"]
+
+
+@pytest.mark.parametrize(
+    ("octets", "status"),
+    [
+        (request("POST", "/v1/messages", b"{}", {"Expect": "more"}), 417),
+        (request("BREW", "/v1/messages", b"{}"), 501),
+    ],
+)
+async def test_m6_a_refused_head_is_told_in_the_dialect_of_its_path(
+    octets: bytes, status: int
+) -> None:
+    async with running(StubRouter()) as here:
+        client = await here.connect()
+        await client.send(octets)
+        reply = await client.reply()
+
+    assert reply.status == status
+    assert reply.json["request_id"] == reply.headers["request-id"]
+
+
 async def test_m1_every_prefix_serves_every_route() -> None:
     router = StubRouter()
     settings = ServerSettings(prefixes=("", "/llm", "/a/b/"))
@@ -144,6 +221,10 @@ async def test_head_is_get_without_its_body() -> None:
         whole = await client.reply()
         await client.send(request("HEAD", "/v1/models") + request("GET", "/healthz"))
         head = await client.until(b"\r\n\r\n")
+        # Not a byte of a body is between them.
+        line = await client.until(b"\r\n")
+        assert line == b"HTTP/1.1 200 OK\r\n"
+        client.got = line + client.got
         after = await client.reply()
 
     assert f"content-length: {len(whole.body)}\r\n".encode() in head
