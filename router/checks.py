@@ -4,6 +4,7 @@ Both dialects refuse in the same words (O5, M6): a field is named, its value
 never is, and what a client wrote is in no message but a model's name cut short.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,14 @@ TOKENS_MAX: Final = 2**31 - 1
 
 _MISSING: Final = "missing_required_parameter"
 _BAD_VALUE: Final = "invalid_value"
+
+#: The escape of a high surrogate, with no low one behind it nor the beginning of one.
+_LONE_SURROGATE: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?\Z)"
+)
+#: Bytes at the end of a body that are looked at for it.
+_TAIL: Final = 64
+_HALF_A_PAIR: Final = "a string in it holds half of a surrogate pair"
 
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -56,7 +65,8 @@ def json_object(body: bytes) -> dict[str, Any]:
         fields = _decode(body)
     except msgspec.MsgspecError as error:
         # The parser's words name a byte position, never the bytes.
-        raise RequestInvalid(f"The body is not valid JSON: {error}.") from None
+        words = _HALF_A_PAIR if _has_half_a_pair(body) else str(error)
+        raise RequestInvalid(f"The body is not valid JSON: {words}.") from None
     except RecursionError:
         raise _too_deep() from None
     if not isinstance(fields, dict):
@@ -65,6 +75,15 @@ def json_object(body: bytes) -> dict[str, Any]:
     if body.count(b"{") + body.count(b"[") > DEPTH_MAX and _is_deep(fields):
         raise _too_deep()
     return fields
+
+
+def _has_half_a_pair(body: bytes) -> bool:
+    """Tell whether *body* ends with half of a surrogate pair, and some bytes.
+
+    The parser wants the other half's six bytes before it looks at what they are,
+    and says of a body that has fewer left that it was cut short.
+    """
+    return _LONE_SURROGATE.search(body, max(0, len(body) - _TAIL)) is not None
 
 
 def _is_deep(value: object) -> bool:

@@ -30,6 +30,7 @@ REASONS: Final = {
     408: b"Request Timeout",
     413: b"Content Too Large",
     415: b"Unsupported Media Type",
+    417: b"Expectation Failed",
     422: b"Unprocessable Content",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
@@ -183,6 +184,7 @@ class Exchange:
         "head",
         "hung_up",
         "keep",
+        "prompt_field",
         "receiver",
         "request",
         "sink",
@@ -201,6 +203,8 @@ class Exchange:
         self.client_id = safe_id(head.get(b"x-request-id"))
         #: In which words failures are told.
         self.dialect: Dialect = OPENAI
+        #: What its prompt is called, in failures that name it (O5).
+        self.prompt_field = "messages"
         #: The whole body, once it is here, where the route wants it.
         self.body = b""
         #: When the request was whole, on Trio's clock.
@@ -219,7 +223,13 @@ class Exchange:
 
     def failure(self, fault: Fault) -> Answer:
         """Give the whole reply that *fault* is in this request's dialect."""
-        return said(self.dialect.reply_of(fault, self.request))
+        return said(self.dialect.reply_of(self.named(fault), self.request))
+
+    def named(self, fault: Fault) -> Fault:
+        """Give *fault* with the client's own name for a prompt that is too long."""
+        if fault.kind is not FaultKind.CONTEXT_LENGTH:
+            return fault
+        return attrs.evolve(fault, param=self.prompt_field)
 
     def invalid(self, wrong: RequestInvalid) -> Answer:
         """Give the whole reply to a request that is *wrong*."""

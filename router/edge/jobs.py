@@ -5,7 +5,7 @@ differ between them; an endpoint brings its parser and its receivers.
 """
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -15,7 +15,14 @@ from router.edge.exchange import INTERNAL_FAULT, Exchange
 from router.edge.receivers import EventStream, WholeReply
 from router.edge.trace import trace_of
 from router.errors import LocalError, RequestFailed
-from router.messages import Job
+from router.messages import Endpoint, Job
+
+#: What the prompt of each endpoint is called.
+_PROMPT_FIELDS: Final = {
+    Endpoint.CHAT: "messages",
+    Endpoint.COMPLETIONS: "prompt",
+    Endpoint.EMBEDDINGS: "input",
+}
 
 Resolve = Callable[[str], str | None]
 
@@ -86,6 +93,7 @@ class JobRoute(Generic[AskedT]):
         job, trace = asked.job, trace_of(exchange.head)
         if trace is not None:
             job = attrs.evolve(job, trace=trace)
+        exchange.prompt_field = _PROMPT_FIELDS[job.endpoint]
         receiver = self._receiver_of(exchange, asked)
         exchange.receiver = receiver
         client_id = exchange.client_id

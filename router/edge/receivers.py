@@ -192,7 +192,7 @@ class EventStream(_Receiver):
             return
         self.ended = True
         if self._head_out:
-            self._write(self._encoder.error(fault))
+            self._write(self._encoder.error(self._exchange.named(fault)))
         else:
             self._refuse(fault)
 

@@ -174,7 +174,8 @@ def _fault(status: int, said: _Said, body: bytes, retry_after: float | None) -> 
     }.get(kind, f"A worker declined the request ({status}).")
     param = said.param
     if kind is FaultKind.CONTEXT_LENGTH:
-        # Engines name their own quantity; the client's field is its messages.
+        # Engines name their own quantity; a client's field is its messages, but
+        # where the edge knows another name for them.
         param = "messages"
     elif kind is not FaultKind.REJECTED:
         param = None

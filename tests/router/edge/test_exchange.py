@@ -1,3 +1,5 @@
+import pytest
+
 from router.edge.exchange import Answer, compose, printable, refusal, safe_id
 
 
@@ -37,6 +39,17 @@ def test_h3_a_request_id_is_short_and_safe_or_not_the_clients() -> None:
 def test_a_worker_with_an_odd_name_makes_no_odd_header() -> None:
     assert printable("gpu-1.lan:8080") == b"gpu-1.lan:8080"
     assert printable("büro\r\nx: y") == b"b?ro??x:?y"
+
+
+@pytest.mark.parametrize(
+    ("status", "worth_it"),
+    [(status, False) for status in (400, 401, 404, 405, 413, 415, 417, 431, 501)]
+    + [(408, True), (503, True)],
+)
+def test_o5_a_refusal_says_whether_to_ask_again(status: int, worth_it: bool) -> None:
+    headers = refusal(status, "No.").headers
+
+    assert headers == (() if worth_it else ((b"x-should-retry", b"false"),))
 
 
 def test_o5_a_refusal_has_the_openai_shape() -> None:

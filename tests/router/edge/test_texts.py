@@ -126,3 +126,38 @@ async def test_o2_failures_are_statuses() -> None:
 
     assert reply.status == 502
     assert reply.json["error"]["code"] == "worker_lost"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/completions", "prompt"),
+        ("/v1/embeddings", "input"),
+    ],
+)
+async def test_o5_what_is_too_long_has_the_name_that_the_client_gave_it(
+    path: str, field: str
+) -> None:
+    router = StubRouter()
+    prompt = [{"role": "user", "content": "hi"}] if field == "messages" else "hi"
+    async with running(router) as here:
+        client = await here.connect()
+        await client.send(asked(path, **{field: prompt}))
+        work = await router.next()
+        work.fail(Fault(FaultKind.CONTEXT_LENGTH, "too long", param="messages"))
+        reply = await client.reply()
+
+    assert reply.status == 400
+    assert reply.json["error"]["param"] == field
+
+
+async def test_o5_a_prompt_too_long_for_a_stream_that_has_begun_is_named_too() -> None:
+    router = StubRouter(Settings(router=RouterSettings(commit_after_ms=20)))
+    async with running(router) as here:
+        client = await here.connect()
+        await client.send(asked("/v1/completions", prompt="hi", stream=True))
+        work = await router.next()
+        await client.until(b"\r\n\r\n")
+        work.fail(Fault(FaultKind.CONTEXT_LENGTH, "too long", param="messages"))
+        assert b'"param":"prompt"' in await client.rest()
