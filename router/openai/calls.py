@@ -1,13 +1,23 @@
-"""Which tool call a fragment belongs to, whatever an engine says of it (B55)."""
+"""Tool calls in fragments: whose each one is, and in which order they leave.
+
+``Calls`` says which call a fragment belongs to, whatever an engine says of it
+(B55). ``InTurn`` lets a client see one call after the other (O7).
+"""
 
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import msgspec
 
 from router.ids import AssignmentId
-from router.messages import ToolPart
+from router.messages import Delta, ToolPart
 from router.openai.chunk import Call
+
+#: What is kept of a stream's calls so that they leave in turn, in characters;
+#: each fragment counts as 64 more than it has.
+KEPT_MAX: Final = 1024 * 1024
+_FRAGMENT_COST: Final = 64
 
 
 @attrs.define
@@ -118,3 +128,53 @@ def _is_whole(arguments: str | None) -> bool:
         return isinstance(msgspec.json.decode(arguments), dict)
     except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         return False
+
+
+class InTurn:
+    """Puts fragments of mixed tool calls into the order of the calls.
+
+    The SDKs take a call for ended, and parse it, as soon as a fragment of
+    another one comes. So what comes of another call before the open one is a
+    whole object waits for the end of the answer. An engine that sends its calls
+    one after the other waits for nothing. Beyond ``KEPT_MAX`` nothing waits any
+    more: then fragments leave as they come.
+    """
+
+    def __init__(self) -> None:
+        self._open: int | None = None
+        self._arguments: list[str] = []
+        """Of the open call, as far as they have come."""
+        self._held: dict[int, list[Delta]] = {}
+        self._cost = 0
+
+    def take(self, delta: Delta) -> Sequence[Delta]:
+        """Give what may leave now that a tool *delta* has come; maybe nothing."""
+        if self._cost > KEPT_MAX:
+            return (delta,)
+        tool = delta.tool
+        assert tool is not None
+        if tool.index != self._open and self._may_open():
+            self._open = tool.index
+            self._arguments = []
+            self._cost = 0
+        self._cost += _FRAGMENT_COST + len(delta.text)
+        leaving: tuple[Delta, ...] = ()
+        if tool.index == self._open:
+            self._arguments.append(delta.text)
+            leaving = (delta,)
+        else:
+            self._held.setdefault(tool.index, []).append(delta)
+        return leaving if self._cost <= KEPT_MAX else (*leaving, *self.rest())
+
+    def rest(self) -> list[Delta]:
+        """Give what still waits, call by call; nothing is kept."""
+        held = [delta for call in self._held.values() for delta in call]
+        self._held = {}
+        self._arguments = []
+        return held
+
+    def _may_open(self) -> bool:
+        """Can no more come of the call that is open?"""
+        if self._held:
+            return False
+        return self._open is None or _is_whole("".join(self._arguments))

@@ -2,7 +2,8 @@
 
 ``StreamEncoder`` writes, ``ReplyAggregate`` gathers; neither waits nor raises.
 Role, tool id and tool name are written once, since the SDKs concatenate what is
-repeated (PROTOCOLS C.1.3), and tool calls are numbered anew, from 0 without gaps.
+repeated (PROTOCOLS C.1.3). Tool calls are numbered anew, from 0 without gaps, and
+in a stream one follows the other, however an engine mixes them (O7).
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import msgspec
 
 from router.errors import Fault
 from router.messages import Delta, Finished, Kind, Usage
+from router.openai.calls import InTurn
 from router.openai.errors import body_of
 
 #: A comment of one line. A blank line behind it would end an event, which
@@ -67,16 +69,17 @@ class StreamEncoder:
         self._reasoning = self._choice + b'"reasoning_content":'
         self._refusal = self._choice + b'"refusal":'
         self._calls = _CallNumbers()
+        self._turns = InTurn()
 
     def first(self) -> bytes:
         """Write the role chunk. It is no delta: it may be sent with the head."""
         return self._choice + b'"role":"assistant","content":""' + self._tail
 
     def restart(self, *, begun: bool) -> None:
-        """Begin anew: nothing is kept of deltas that did not go out."""
+        """Begin anew: before a delta went out no other one waits for it."""
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:
-        """Write a chunk for each delta, in order."""
+        """Write a chunk for each delta, in order; tool calls in theirs."""
         if len(deltas) == 1:
             # Most often one text: no list, no other call than the encoder's.
             delta = deltas[0]
@@ -85,14 +88,15 @@ class StreamEncoder:
         return b"".join([self._one(delta) for delta in deltas])
 
     def finish(self, finished: Finished) -> bytes:
-        """Write the finish chunk, the usage chunk if asked, and the end.
+        """Write calls that still wait, the finish chunk, usage if asked, the end.
 
         Without usage from the engine there is no usage chunk: zeros would be
         a lie that is billed by.
         """
         reason = _encode(finished.reason.value)
         ending = b'},"finish_reason":' + reason + b"}]" + self._usage_null + b"}\n\n"
-        events = [self._choice, ending]
+        events = [self._call(delta) for delta in self._turns.rest()]
+        events += (self._choice, ending)
         if self._include_usage and finished.usage is not None:
             usage = _encode(usage_object(finished.usage))
             events += (self._chunk, b'],"usage":', usage, b"}\n\n")
@@ -104,22 +108,33 @@ class StreamEncoder:
         return b"data: " + body_of(fault) + b"\n\n"
 
     def _one(self, delta: Delta) -> bytes:
-        """Write any chunk."""
+        """Write any delta; nothing, where it waits for its turn."""
         kind = delta.kind
         if kind is _TEXT:
             head = self._text + _encode(delta.text)
         elif kind is _REASONING:
             head = self._reasoning + _encode(delta.text)
         elif kind is _TOOL_CALL:
-            fragment = _encode(self._calls.fragment(delta))
-            head = self._choice + b'"tool_calls":[' + fragment + b"]"
+            return b"".join([self._call(one) for one in self._turns.take(delta)])
         else:
             head = self._refusal + _encode(delta.text)
         if delta.logprobs is None:
             return head + self._tail
+        return self._with_logprobs(head, delta.logprobs)
+
+    def _call(self, delta: Delta) -> bytes:
+        """Write a fragment of a tool call whose turn it is."""
+        fragment = _encode(self._calls.fragment(delta))
+        head = self._choice + b'"tool_calls":[' + fragment + b"]"
+        if delta.logprobs is None:
+            return head + self._tail
+        return self._with_logprobs(head, delta.logprobs)
+
+    def _with_logprobs(self, head: bytes, logprobs: bytes) -> bytes:
+        """End the chunk that *head* begins."""
         # A line break in an engine's JSON would end the event.
-        logprobs = msgspec.json.format(delta.logprobs, indent=-1)
-        return head + b'},"logprobs":' + logprobs + self._tail[1:]
+        line = msgspec.json.format(logprobs, indent=-1)
+        return head + b'},"logprobs":' + line + self._tail[1:]
 
 
 class _CallNumbers:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.ids import AssignmentId, RequestId
-from router.openai.calls import Calls
+from router.messages import Delta, Kind, ToolPart
+from router.openai.calls import KEPT_MAX, Calls, InTurn
 from router.openai.chunk import Call, Function
 
 FRAGMENTS = st.lists(
@@ -212,3 +213,108 @@ def test_b55_calls_in_turns_keep_theirs(data: st.DataObject) -> None:
         )
 
     assert gathered(chunks) == said
+
+
+# -- one call after the other --------------------------------------------------
+
+
+def fragment(call: int, text: str) -> Delta:
+    return Delta(
+        AssignmentId(RequestId("r1"), 1), 0, Kind.TOOL_CALL, text, ToolPart(call)
+    )
+
+
+def said(deltas: Sequence[Delta]) -> dict[int, str]:
+    """Join what they bring, call by call in the order of their beginning."""
+    words: dict[int, str] = {}
+    for delta in deltas:
+        assert delta.tool is not None
+        words[delta.tool.index] = words.get(delta.tool.index, "") + delta.text
+    return words
+
+
+MIXED = st.lists(
+    st.builds(
+        fragment, st.integers(0, 3), st.sampled_from(["", "{", "}", "{}", '"}"', " "])
+    ),
+    max_size=12,
+)
+
+
+@given(MIXED)
+def test_o7_no_call_begins_behind_one_that_may_go_on(mixed: list[Delta]) -> None:
+    turns = InTurn()
+    left: list[Delta] = []
+
+    for delta in mixed:
+        for leaving in turns.take(delta):
+            assert leaving.tool is not None
+            before = said(left)
+            last = left[-1].tool if left else None
+            if last is not None and last.index != leaving.tool.index:
+                assert is_object(before[last.index])
+            left.append(leaving)
+    left += turns.rest()
+
+    assert said(left) == said(mixed)
+    assert turns.rest() == []
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def test_o7_calls_that_come_in_turn_wait_for_nothing() -> None:
+    turns = InTurn()
+
+    for delta in (
+        fragment(0, ""),
+        fragment(0, '{"a":'),
+        fragment(0, "1}"),
+        fragment(1, ""),
+        fragment(1, "{}"),
+        fragment(2, "{"),
+    ):
+        assert list(turns.take(delta)) == [delta]
+    assert turns.rest() == []
+
+
+def test_o7_calls_that_are_mixed_leave_call_by_call() -> None:
+    turns = InTurn()
+    a, b, c, d, e = (fragment(call, "{") for call in (4, 9, 7, 4, 9))
+
+    left = [list(turns.take(delta)) for delta in (a, b, c, d, e)]
+
+    assert left == [[a], [], [], [d], []]
+    assert turns.rest() == [b, e, c]
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.parametrize("grows", [0, 1])
+def test_o7_no_more_than_a_bound_is_kept_of_calls(size: int, grows: int) -> None:
+    turns = InTurn()
+    first, second = fragment(0, "{"), fragment(1, "[")
+    assert [*turns.take(first), *turns.take(second)] == [first]
+    more = fragment(grows, "x" * size)
+
+    kept = 2 * (1 + 64)
+    while kept <= KEPT_MAX:
+        left = list(turns.take(more))
+        kept += size + 64
+        assert (second in left) == (kept > KEPT_MAX)
+
+    assert list(turns.take(first)) == [first]
+    assert list(turns.take(second)) == [second]
+    assert turns.rest() == []
+
+
+def test_o7_the_bound_counts_from_the_call_that_is_open() -> None:
+    turns = InTurn()
+    for call in range(3):
+        turns.take(fragment(call, '{"a":"' + "x" * (KEPT_MAX // 2) + '"}'))
+    turns.take(fragment(3, "{"))
+
+    assert list(turns.take(fragment(4, "{}"))) == []

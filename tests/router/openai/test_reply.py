@@ -151,8 +151,8 @@ def test_o3_tool_indices_are_dense_and_names_come_once() -> None:
         [
             tool(7, "", "t1", "f"),
             tool(7, '{"a":', "t1", "f"),
-            tool(2, "{", "t2"),
             tool(7, "1}"),
+            tool(2, "{", "t2"),
             tool(2, "}", None, "g"),
         ]
     )
@@ -167,6 +167,7 @@ def test_o3_tool_indices_are_dense_and_names_come_once() -> None:
             }
         ],
         [{"index": 0, "function": {"arguments": '{"a":'}}],
+        [{"index": 0, "function": {"arguments": "1}"}}],
         [
             {
                 "index": 1,
@@ -175,9 +176,37 @@ def test_o3_tool_indices_are_dense_and_names_come_once() -> None:
                 "function": {"arguments": "{"},
             }
         ],
-        [{"index": 0, "function": {"arguments": "1}"}}],
         [{"index": 1, "function": {"arguments": "}", "name": "g"}}],
     ]
+
+
+def test_o7_a_call_that_waits_comes_before_the_finish() -> None:
+    out = encoder()
+    raw = out.deltas(
+        [
+            tool(7, "{", "t1", "f"),
+            tool(2, "{", "t2", "g"),
+            text("x"),
+            tool(7, "}"),
+            tool(2, "}"),
+        ]
+    )
+
+    *_, first, second, finish, done = chunks(raw + out.finish(finished()))
+
+    assert [c["choices"][0]["delta"]["tool_calls"] for c in (first, second)] == [
+        [
+            {
+                "index": 1,
+                "id": "t2",
+                "type": "function",
+                "function": {"arguments": "{", "name": "g"},
+            }
+        ],
+        [{"index": 1, "function": {"arguments": "}"}}],
+    ]
+    assert finish["choices"][0]["finish_reason"] == "stop"
+    assert done == b"[DONE]"
 
 
 def test_o1_logprobs_come_back_intact_in_one_line() -> None:

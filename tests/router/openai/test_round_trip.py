@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 from router.ids import AssignmentId, RequestId
 from router.messages import Delta, Finished, FinishReason, Kind, ToolPart, Usage
@@ -47,7 +49,7 @@ def answers(draw: st.DrawFn) -> list[Delta]:
         words = draw(WORDS)
         if number == calls:
             part = ToolPart(number, f"t{number}", draw(WORDS))
-            words = draw(st.just("") | WORDS)
+            words = draw(st.sampled_from(["", "{}"]) | WORDS)
             calls += 1
         deltas.append(Delta(ASSIGNMENT, index, kind, words, part))
     return deltas
@@ -82,16 +84,16 @@ def events(raw: bytes) -> list[Event]:
     return found
 
 
-def told(delta: Delta) -> tuple[Any, ...]:
-    logprobs = None if delta.logprobs is None else json.loads(delta.logprobs)
-    return (
-        delta.assignment,
-        delta.index,
-        delta.kind,
-        delta.text,
-        delta.tool,
-        logprobs,
-    )
+def told(deltas: Sequence[Delta]) -> dict[int | None, list[Any]]:
+    """Say what they bring, in order: by call, and what is no call by itself."""
+    found: dict[int | None, list[Any]] = {}
+    for delta in deltas:
+        logprobs = None if delta.logprobs is None else json.loads(delta.logprobs)
+        call = delta.tool.index if delta.tool else None
+        found.setdefault(call, []).append(
+            (delta.assignment, delta.kind, delta.text, delta.tool, logprobs)
+        )
+    return found
 
 
 @given(answers(), ENDS)
@@ -103,7 +105,8 @@ def test_what_the_encoder_writes_the_reader_reads(
     for event in events(stream(deltas, end)):
         assert reader.read(event) is None
 
-    assert [told(delta) for delta in reader.deltas] == [told(d) for d in deltas]
+    assert told(reader.deltas) == told(deltas)
+    assert [delta.index for delta in reader.deltas] == list(range(len(deltas)))
     assert reader.done
     assert reader.finished() == end
 
@@ -215,3 +218,34 @@ def test_o7_the_sdks_own_accumulator_gives_the_reply(usage: bool) -> None:
     ] == [("t1", "function", "f", '{"a":1}'), ("t2", "function", "g", "{}")]
     assert seen.choices[0].finish_reason == "tool_calls"
     assert (seen.usage.total_tokens if seen.usage else None) == (14 if usage else None)
+
+
+class City(BaseModel):
+    city: str
+
+
+def test_o7_the_sdk_parses_calls_that_the_engine_mixed() -> None:
+    pieces = (
+        ("", ToolPart(0, "t0", "City")),
+        ('{"city":', ToolPart(0)),
+        ("", ToolPart(1, "t1", "City")),
+        (' "Bern"}', ToolPart(0)),
+        ('{"city": "Ulm"}', ToolPart(1)),
+    )
+    deltas = [
+        Delta(ASSIGNMENT, index, Kind.TOOL_CALL, words, part)
+        for index, (words, part) in enumerate(pieces)
+    ]
+    end = Finished(ASSIGNMENT, FinishReason.TOOL_CALLS, None)
+    *chunks, _ = (event.data for event in events(stream(deltas, end, usage=False)))
+    state = ChatCompletionStreamState(input_tools=[openai.pydantic_function_tool(City)])
+
+    for raw in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate_json(raw))
+
+    calls = state.get_final_completion().choices[0].message.tool_calls
+    assert calls is not None
+    assert [call.function.parsed_arguments for call in calls] == [
+        City(city="Bern"),
+        City(city="Ulm"),
+    ]
