@@ -165,7 +165,9 @@ def _check_assistant(message: Mapping[str, Any], where: str) -> None:
     ):
         raise bad(f"{where}.tool_calls", "must be an array of objects")
     content = message.get("content")
-    if content is not None or not any(message.get(n) for n in _INSTEAD_OF_CONTENT):
+    # Some clients write no text as no parts.
+    nothing = content is None or content == []
+    if not nothing or not any(message.get(n) for n in _INSTEAD_OF_CONTENT):
         _check_content(content, f"{where}.content")
 
 

@@ -116,6 +116,14 @@ def test_usage_of_a_whole_reply_needs_no_asking() -> None:
         ("messages[0].content", {"messages": [{"role": "assistant"}]}),
         (
             "messages[0].content",
+            {"messages": [{"role": "assistant", "content": [], "tool_calls": []}]},
+        ),
+        (
+            "messages[0].content",
+            {"messages": [{"role": "assistant", "content": 0, "refusal": "No."}]},
+        ),
+        (
+            "messages[0].content",
             {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
         ),
         (
@@ -221,7 +229,14 @@ def test_what_is_deep_but_not_too_deep_can_be_written_again() -> None:
             "content": None,
             "tool_calls": [{"id": "t1", "function": {"name": "f", "arguments": ""}}],
         },
+        {
+            "role": "assistant",
+            "content": [],
+            "tool_calls": [{"id": "t1", "function": {"name": "f", "arguments": ""}}],
+        },
         {"role": "assistant", "refusal": "No."},
+        {"role": "assistant", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": None, "reasoning": "Hm."},
         {"role": "assistant", "content": ""},
         {"role": "tool", "tool_call_id": "t1", "content": "1"},
     ],
