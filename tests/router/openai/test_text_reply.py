@@ -124,7 +124,7 @@ def _json(value: Any) -> bytes:
 VECTORS = (
     b'{"object": "list", "data": [{"embedding": [0.10, -1e-3], "index": 0, '
     b'"object": "embedding"}], "model": "engines-own", '
-    b'"usage": {"prompt_tokens": 3, "total_tokens": 3}}'
+    b'"usage": {"prompt_tokens": 3,  "total_tokens": 3, "own": 1e0}}'
 )
 
 
@@ -138,6 +138,9 @@ def test_o2_vectors_pass_byte_for_byte_with_the_clients_model() -> None:
     body = reply.body(finished)
 
     assert b'"embedding": [0.10, -1e-3]' in body
+    assert body.endswith(
+        b'"usage":{"prompt_tokens": 3,  "total_tokens": 3, "own": 1e0}}'
+    )
     assert CreateEmbeddingResponse.model_validate(json.loads(body)).model == "mine"
     assert finished.usage == Usage(3, 0)
 

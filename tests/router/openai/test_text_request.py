@@ -8,7 +8,6 @@ import pytest
 from router.checks import RequestInvalid
 from router.messages import Endpoint
 from router.openai.text_request import (
-    INPUTS_MAX,
     TextRequest,
     parse_completion,
     parse_embeddings,
@@ -39,6 +38,8 @@ def test_o2_a_completion_is_a_job_of_its_endpoint() -> None:
         logprobs=2,
         suffix="!",
         tools=[],
+        messages=[],
+        max_completion_tokens=9,
         user="u",
     )
 
@@ -50,7 +51,8 @@ def test_o2_a_completion_is_a_job_of_its_endpoint() -> None:
         "m",
     )
     assert job.extras == {"logprobs": 2, "suffix": "!"}
-    assert job.ignored == ("tools", "user")
+    # What is chat's alone is like any other field that is not known here.
+    assert job.ignored == ("tools", "messages", "max_completion_tokens", "user")
     assert json.loads(build_body(job, "max_completion_tokens")) == {
         "model": "m",
         "prompt": "Once",
@@ -102,7 +104,9 @@ def test_o2_a_completion_is_refused_by_the_name_of_its_field(
     assert (wrong.value.param, wrong.value.code) == (param, code)
 
 
-@pytest.mark.parametrize("given", ["a", ["a", "b"], [1, 2], [[1], [2, 3]], ["a", [1]]])
+@pytest.mark.parametrize(
+    "given", ["a", ["a", "b"], [1, 2], [[1], [2, 3]], ["a", [1]], ["a"] * 2048]
+)
 def test_o2_embeddings_take_one_input_or_many(given: Any) -> None:
     asked = embed(input=given, encoding_format="base64", dimensions=64, user="u")
 
@@ -126,7 +130,7 @@ def test_o2_embeddings_take_one_input_or_many(given: Any) -> None:
         ({"input": {}}, "input"),
         ({"input": ["a", ""]}, "input[1]"),
         ({"input": ["a", 3]}, "input[1]"),
-        ({"input": ["a"] * (INPUTS_MAX + 1)}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
         ({"encoding_format": "int8"}, "encoding_format"),
         ({"dimensions": 0}, "dimensions"),
         ({"model": "x"}, "model"),
