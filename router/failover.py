@@ -54,7 +54,8 @@ def verdict(  # noqa: PLR0911 - one return per rule reads best
         fault: why.
         attempts_max: workers a job may fail on (A3).
         may_wait_for_loading: the time for loading workers is not over.
-        has_wider: an untried worker with a larger context exists (A4).
+        has_wider: a worker with a larger context serves (A4). If it was tried, the
+            first cause is told, not that the prompt is too long: it is not, there.
         spend: take one retry out of the budget, if there is one (A8).
     """
     if attempts.phase is Phase.COMMITTED:

@@ -142,6 +142,7 @@ class Fleet:
         if self._crew.restarted(member, found):
             # First of all: who waits comes after those that end here, and one
             # at a time (S7).
+            member.renew()
             member.distrust()
             fault = Fault(FaultKind.WORKER_RESTARTED, "The worker was restarted.")
             out += self.cut(worker, fault, now)
@@ -189,6 +190,7 @@ class Fleet:
         member.life.fire(event, now, reason=probe.reason, detail=probe.detail)
         member.started_at = None
         member.barred_until = 0.0
+        member.renew()
         fault = Fault(
             FaultKind.SERVER_DIED, probe.died or "The worker's process ended."
         )
@@ -300,6 +302,9 @@ class Fleet:
         self._release(member, assignment, now, out, over=not cut)
         self._spell_s += 0.1 * (now - attempt.granted_at - self._spell_s)
         self._crew.praise(member, now)
+        if member.rest_until > now:
+            # A suspect's rest is over with this; what it asked for itself is not.
+            out.append(Rest(member.id, member.wakes_at(now)))
         self._blame_owed(entry, now, out)
         self._after(member, now, out)
         return out

@@ -186,6 +186,9 @@ class Lifecycle:
         except KeyError:
             raise LocalError(f"worker: {event.name} while {self.state.name}") from None
         changed = state is not self.state
+        if state is State.DRAINING and event is not Event.DRAIN:
+            # Why it takes nothing new is the drain, whatever else is learned (L2).
+            return changed
         if event is Event.DRAIN and reason is None:
             # An operator's drain outlasts one by the worker's own word (L5).
             reason = _REASONS[State.DRAINING]

@@ -93,7 +93,9 @@ class Crew:
     def discover(self, member: Member, found: Discovery, now: float) -> None:
         """Take over what a ready worker said of itself."""
         restarted = self.restarted(member, found)
-        member.started_at = found.started_at
+        if found.started_at is not None:
+            # A probe that missed it once says nothing of a restart.
+            member.started_at = found.started_at
         member.context = found.context
         member.shares = None if found.shares is None else dict(found.shares)
         for model in member.turned.keys() - (found.shares or {}).keys():
@@ -107,7 +109,7 @@ class Crew:
             return
         if restarted:
             member.key_refusals = 0
-            member.lacking.clear()
+            member.renew()
         elif member.life.state is State.FAILED and now < member.barred_until:
             # Not every server asks for a key where it is probed.
             return
@@ -152,6 +154,8 @@ class Crew:
         if kind is FaultKind.DECLINED:
             least = self._rng.uniform(*DECLINED_S)
             asked = min(fault.retry_after or 0.0, REST_MAX_S)
+            if asked > 0:
+                member.asked_until = max(member.asked_until, now + asked)
             _rest(member, now + max(least, asked))
             return True
         if kind is FaultKind.LOADING:

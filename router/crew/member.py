@@ -82,6 +82,8 @@ class Member:
     """A probe that it answers proves nothing of our key before (A4), unless another
     that it did not was between."""
     rest_until: float = attrs.field(default=0.0, init=False)
+    asked_until: float = attrs.field(default=0.0, init=False)
+    """The part of its rest that it asked for: nothing but a restart ends it (A8)."""
     last_grant: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -245,7 +247,12 @@ class Member:
         """It comes back from somewhere: one at a time until one succeeds."""
         self.ramp = 1
         self.faults = 0
-        self.rest_until = 0.0
+        self.rest_until = self.asked_until
+
+    def renew(self) -> None:
+        """Its process is another one: nothing that the old one said of itself holds."""
+        self.asked_until = 0.0
+        self.lacking.clear()
 
 
 def _again(

@@ -2,6 +2,7 @@
 
 import random
 
+import attrs
 import pytest
 
 from router.assignment import Phase
@@ -10,7 +11,7 @@ from router.errors import Fault, FaultKind, LocalError
 from router.fleet import Fleet
 from router.ids import AssignmentId, RequestId, WorkerId
 from router.lifecycle import Event, State
-from router.messages import Discovery
+from router.messages import Discovery, Probe, ProbeResult
 from router.settings import RouterSettings, WaitSettings
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
@@ -866,6 +867,45 @@ def test_a4_a_prompt_too_long_moves_only_to_a_wider_worker() -> None:
 
     assert other == C
     assert refusal(play.fail(second, long)) is long
+
+
+def test_a8_the_end_of_a_rest_that_a_success_leaves_is_told() -> None:
+    play = Play(A, slots=8)
+    held = [play.placed()[0] for _ in range(8)]
+    for assignment in held[:3]:
+        play.fail(assignment, attrs.evolve(LOST, kind=FaultKind.STALLED))
+    play.fail(held[3], asks(0.1))
+    member = play.fleet.members[A]
+    member.asked_until = play.now + 0.1
+
+    commands = play.finish(held[4])
+
+    assert Rest(A, play.now + 0.1) in commands
+    assert play.fleet.rests_until(A, play.now) == play.now + 0.1
+
+
+def test_a8_a_process_that_is_no_more_has_asked_for_no_rest() -> None:
+    play = Play(A)
+    play.fail(play.placed()[0], asks(20.0))
+    starting = Probe(ProbeResult.STARTING)
+
+    play.fleet.down(A, starting, Event.RESTARTS, play.now)
+    play.up(A)
+
+    assert play.placed()[1] == A
+
+
+def test_a4_a_prompt_that_only_a_busy_worker_could_take_may_be_sent_again() -> None:
+    play = Play(A, B)
+    play.up(A, context=8192)
+    play.up(B, context=2048)
+    first, worker = play.placed()
+    assert worker == A
+    second, _ = grant(play.fail(first, asks(2.0)))
+
+    fault = refusal(play.fail(second, Fault(FaultKind.CONTEXT_LENGTH, "x", status=400)))
+
+    assert (fault.kind, fault.retry_after) == (FaultKind.DECLINED, 2.0)
 
 
 def test_a8_retries_are_bounded_when_every_worker_declines() -> None:

@@ -60,6 +60,19 @@ def test_l5_an_operators_drain_replaces_the_reason_of_the_workers_own() -> None:
     assert (life.state, life.reason, life.since) == (State.DRAINING, "draining", 3.0)
 
 
+@pytest.mark.parametrize("event", [Event.UNFIT, Event.MISSED, Event.LOADS])
+def test_l2_what_is_learned_of_a_draining_worker_replaces_no_reason(
+    event: Event,
+) -> None:
+    life = living(Event.ANSWERED)
+    life.fire(Event.DRAIN, 2.0, detail="by an operator")
+
+    life.fire(event, 3.0, reason="unauthorized", detail="set api_key_env")
+
+    assert (life.state, life.reason, life.since) == (State.DRAINING, "draining", 2.0)
+    assert life.detail == "by an operator"
+
+
 def test_l5_a_draining_worker_serves_nothing_until_undrained_and_probed() -> None:
     drained = (Event.ANSWERED, Event.DRAIN, Event.ANSWERED, Event.SUCCEEDED)
 

@@ -38,6 +38,15 @@ def test_l9_engines_round_their_start_so_a_second_is_no_restart() -> None:
     assert made.restarted(member, Discovery(started_at=1_002.0))
 
 
+def test_l9_a_probe_without_a_start_time_hides_no_restart() -> None:
+    made = crew(A)
+    member = made.members[A]
+
+    made.discover(member, Discovery(("m",), 2, started_at=None), 1.0)
+
+    assert made.restarted(member, Discovery(started_at=2_000.0))
+
+
 def test_s5_configured_models_are_not_replaced_by_discovered_ones() -> None:
     made = Crew(3, random.Random(1))
     made.add(A, 0.0, slots=None, models=("mine",), settle_s=0.0)
@@ -103,6 +112,49 @@ def test_a8_what_else_fails_cuts_no_rest_that_was_asked_for() -> None:
 
     assert member.life.state is State.SUSPECT
     assert member.rest_until == 30.0
+
+
+def test_a8_what_succeeds_cuts_no_rest_that_was_asked_for() -> None:
+    member = (made := crew(A)).members[A]
+    for _ in range(3):
+        made.blame(member, 10.0)
+    made.note(member, declined(20.0), 10.0, silent=True)
+
+    made.praise(member, 11.0)
+
+    assert member.life.state is State.READY
+    assert member.rest_until == 30.0
+
+
+def test_a8_a_success_ends_the_rest_of_a_suspect_that_asked_for_none() -> None:
+    member = (made := crew(A)).members[A]
+    for _ in range(3):
+        made.blame(member, 10.0)
+    made.note(member, declined(0.0), 10.0, silent=True)
+
+    made.praise(member, 10.1)
+
+    assert member.rest_until == 0.0
+
+
+def test_a8_a_rest_that_was_asked_for_outlasts_a_load() -> None:
+    member = (made := crew(A)).members[A]
+    made.note(member, declined(20.0), 10.0, silent=True)
+
+    member.life.fire(Event.LOADS, 11.0)
+    made.discover(member, Discovery(("m",), 2), 12.0)
+
+    assert member.serving
+    assert member.rest_until == 30.0
+
+
+def test_a8_a_restart_ends_the_rest_that_the_old_process_asked_for() -> None:
+    member = (made := crew(A)).members[A]
+    made.note(member, declined(20.0), 10.0, silent=True)
+
+    made.discover(member, Discovery(("m",), 2, started_at=2_000.0), 12.0)
+
+    assert member.rest_until == 0.0
 
 
 REFUSED = Fault(FaultKind.UNAUTHORIZED, "No.", status=401)
