@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from router.engine.arguments import check_worker
 from router.engine.router import CALLERS, Router
 from router.errors import Fault, FaultKind
 from router.ports import Worker
@@ -49,7 +50,12 @@ async def open_router(
             go to it, and what a dead router has left of them is ended first.
         workers: more workers: a URL, its settings, or an adapter of your own.
         rng: for jitter and ties; pass a seeded one to repeat a run.
+
+    Raises:
+        ValueError: a setting is of no use, or a worker is none.
     """
+    if isinstance(workers, str):
+        raise ValueError("workers is a list: write [url]")  # noqa: TRY004 - as others
     settings = settings or Settings()
     router = Router(settings, rng or random.Random())  # noqa: S311 - jitter only
     everybody = (*settings.workers, *workers)
@@ -110,6 +116,7 @@ def _workers_folder(settings: Settings) -> Path | None:
 def _hire(
     router: Router, worker: str | WorkerSettings | Worker, folder: Path | None
 ) -> Keeper:
+    check_worker(worker)
     if isinstance(worker, str):
         worker = WorkerSettings(name=_name(worker), url=worker)
     if isinstance(worker, WorkerSettings) and worker.command is not None:

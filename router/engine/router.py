@@ -29,6 +29,7 @@ from router.commands import (
     Settle,
 )
 from router.cork import Cork
+from router.engine.arguments import check_job
 from router.engine.flight import Flight, Limits
 from router.engine.jobs import Jobs
 from router.engine.queue import Completion, CompletionReceiver, DeltaQueue
@@ -364,6 +365,8 @@ class Router:
         return self.jobs.release(job)
 
     def _resolved(self, job: Job) -> Job:
+        """Give a program's *job* with its target; what can't be sent is refused."""
+        check_job(job)
         if job.target:
             return job
         target = self.resolve(job.model)

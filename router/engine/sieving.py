@@ -121,7 +121,7 @@ class Sieving:
     def _tools(
         self, job: Job, plan: _Plan, rules: SieveRules
     ) -> tuple[Job, SieveRules]:
-        codes = tuple(dict.fromkeys(plan.exits + job.exit_tools))
+        codes = tuple(dict.fromkeys(plan.exits + _codes(job.exit_tools)))
         if not set(codes) <= set(FOR_MODELS):
             words = "A model can't give a signal that is the router's own."
             raise RequestFailed(Fault(FaultKind.REJECTED, words))
@@ -146,6 +146,18 @@ class Sieving:
             exits=exits,
             tool_calls_max=self._tool_calls_max if has_tools else 0,
         )
+
+
+def _codes(exit_tools: object) -> tuple[SignalCode, ...]:
+    """Read a program's list of signals, spelled as in a file or not (J5)."""
+    try:
+        if isinstance(exit_tools, tuple | list):
+            return tuple(map(SignalCode, exit_tools))
+    except ValueError:
+        pass
+    known = ", ".join(code.value for code in FOR_MODELS)
+    words = f"Job.exit_tools is a tuple of signals, any of {known}."
+    raise RequestFailed(Fault(FaultKind.REJECTED, words))
 
 
 def _thinking(job: Job, plan: _Plan, rules: SieveRules) -> tuple[Job, SieveRules]:
