@@ -68,7 +68,7 @@ $(RUST_STAMP): requirements/bench.txt
 	.venv-bench/bin/python -m pip install --quiet --require-hashes -r requirements/bench.txt
 	touch $@
 
-# The official JavaScript SDK, a client in tests/real; the lock names no registry.
+# The official JavaScript SDKs, clients in tests/real; the lock names no registry.
 $(JS_STAMP): $(JS)/package.json $(JS)/package-lock.json $(JS)/.npmrc
 	cd $(JS) && npm ci --silent --ignore-scripts
 	touch $@
