@@ -332,6 +332,15 @@ def test_j5_text_and_reasoning_are_watched_apart() -> None:
     assert source.sieve.wish is None
 
 
+def test_j5_what_is_thought_and_said_in_turn_is_no_loop() -> None:
+    source = Source(SieveRules(loop_repeats_max=9))
+    for _ in range(400):
+        source.say("over and over ", kind=Kind.REASONING)
+        source.say("over and over ")
+
+    assert source.sieve.wish is None
+
+
 # -- reasoning -----------------------------------------------------------------
 
 
