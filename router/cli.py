@@ -4,13 +4,16 @@ Exit codes: 0 done; 1 it could not start, or a running router said no; 2 what
 was asked for makes no sense: a bad configuration, a bad option.
 """
 
+import io
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TextIO, TypeVar
 
 import click
 from rich.console import Console
@@ -29,6 +32,7 @@ REFUSED: Final = 2
 #: Seconds between two looks of ``status --watch``.
 WATCH_S: Final = 1.0
 PIPE_WIDTH: Final = 200
+STDERR: Final = 2
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -43,8 +47,26 @@ Examples:
 """
 
 
+class Commands(click.Group):
+    """All commands; what they say has to get out, in whatever letters there are."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run one of them; output that can't be written is one line and exit 1."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            with suppress(OSError, ValueError):
+                # Or Python tries it again as it ends, and says so in lines of its own.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            reason = (error.strerror or "it cannot be written").lower()
+            fail(ControlFailed(f"the output is lost: {reason}"))
+
+
 @click.group(
     "fencepost",
+    cls=Commands,
     epilog=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -126,9 +148,10 @@ def serve(
     if settings.agent is not None:
         click.echo(f"fencepost: {config}: {_AN_AGENTS_FILE}", err=True)
         sys.exit(REFUSED)
-    form = LogForm(log_format) if log_format else default_form()
+    stream = log_stream()
+    form = LogForm(log_format) if log_format else default_form(stream)
     try:
-        run_daemon(settings, environ=os.environ, form=form, stream=sys.stderr)
+        run_daemon(settings, environ=os.environ, form=form, stream=stream)
     except (StartFailed, Crashed) as failure:
         fail(failure)
 
@@ -170,9 +193,10 @@ def agent(config: Path, log_format: str | None) -> None:
     if settings.agent is None:
         click.echo(f"fencepost: {config}: {_NO_AGENTS_FILE}", err=True)
         sys.exit(REFUSED)
-    form = LogForm(log_format) if log_format else default_form()
+    stream = log_stream()
+    form = LogForm(log_format) if log_format else default_form(stream)
     try:
-        run_agent(settings, environ=os.environ, form=form, stream=sys.stderr)
+        run_agent(settings, environ=os.environ, form=form, stream=stream)
     except (StartFailed, Crashed) as failure:
         fail(failure)
 
@@ -256,6 +280,9 @@ def print_json(control: Control, *, watch: bool) -> None:
 
 def print_tables(control: Control, *, watch: bool) -> None:
     """Draw the status: once, or anew each second."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A table keeps its columns.
+        sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         # For a file or a pipe: whole names rather than a screen's width.
@@ -272,11 +299,19 @@ def print_tables(control: Control, *, watch: bool) -> None:
             live.update(draw_status(control.status()))
 
 
+def _finite(_: object, __: object, value: float | None) -> float | None:
+    # A range lets through what is no number at all.
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("needs seconds, as a finite number")
+    return value
+
+
 @main.command()
 @_meeting
 @click.option(
     "--within",
     type=click.FloatRange(min=0),
+    callback=_finite,
     metavar="SECONDS",
     help="Cut what still runs after this. [default: let it finish]",
 )
@@ -336,9 +371,21 @@ def order(
             fail(failure)
 
 
-def default_form() -> LogForm:
+def log_stream() -> TextIO:
+    """Give where a daemon's log goes: stderr, or nowhere if it was started without.
+
+    Then no socket may get the number of stderr: what is written there is no log's.
+    """
+    if sys.stderr is None:
+        while (taken := os.open(os.devnull, os.O_RDWR)) < STDERR:
+            pass
+        sys.stderr = open(taken, "w")  # noqa: SIM115, PTH123  to its end
+    return sys.stderr
+
+
+def default_form(stream: TextIO) -> LogForm:
     """Choose how lines look: for people on a terminal, for machines elsewhere."""
-    return LogForm.CONSOLE if sys.stderr.isatty() else LogForm.JSON
+    return LogForm.CONSOLE if stream.isatty() else LogForm.JSON
 
 
 def fail(why: Exception) -> NoReturn:
@@ -351,5 +398,7 @@ def refuse(file: Path | None, invalid: ConfigInvalid) -> NoReturn:
     """List every fault of a configuration, and end."""
     where = f"{file}: " if file is not None else ""
     for fault in invalid.faults:
-        click.echo(f"fencepost: {where}{fault}", err=True)
+        # A name that it repeats may hold anything.
+        line = "".join(c if c.isprintable() else "?" for c in fault)
+        click.echo(f"fencepost: {where}{line}", err=True)
     sys.exit(REFUSED)

@@ -597,6 +597,93 @@ async def test_h8_a_keys_file_is_asked_for_every_request(tmp_path: Path) -> None
     assert (bare.status_code, keyed.status_code) == (401, 200)
 
 
+async def test_d5_a_daemon_whose_stderr_is_closed_runs(tmp_path: Path) -> None:
+    config = write_config(tmp_path, ["http://127.0.0.1:9"])
+    process = await trio.lowlevel.open_process(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *COMMAND, "serve", "-c", str(config)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+
+        async def answers() -> bool:
+            done = await run_command("status", "--config", str(config))
+            return done.returncode == 0
+
+        await until(answers)
+        process.send_signal(signal.SIGTERM)
+        with trio.fail_after(PATIENCE_S):
+            assert await process.wait() == 0
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_d1_a_drain_within_a_time_cuts_what_still_runs(tmp_path: Path) -> None:
+    async with open_engine(Held()) as engine:
+        config = write_config(tmp_path, [engine.url])
+        async with open_daemon(["--config", str(config)]) as daemon:
+            await daemon.ready()
+            with trio.fail_after(PATIENCE_S):
+                async with live_streams(daemon, 1) as clients:
+                    done = await run_command(
+                        *("drain", "w0", "--within", "0.1", "--config", str(config))
+                    )
+                    assert done.returncode == 0, done.stderr
+
+    assert "error" in clients[0].frames[-1]
+
+
+async def test_d1_commands_find_their_router_by_the_environment(
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path, ["http://127.0.0.1:9"])
+    async with open_daemon(["--config", str(config)]) as daemon:
+        done = await run_command(
+            "status", "--json", environ={"FENCEPOST_ADMIN": daemon.admin}
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert [worker["name"] for worker in json.loads(done.stdout)["workers"]] == ["w0"]
+
+
+async def test_d3_a_waiting_request_is_told_when_to_come_again(
+    tmp_path: Path,
+) -> None:
+    held = Held()
+    replies: list[httpx.Response] = []
+
+    async def wait(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            replies.append(await client.post("/v1/chat/completions", json=CHAT))
+        held.let_go.set()
+
+    async with open_engine(held, slots=1) as engine:
+        config = write_config(tmp_path, [engine.url])
+        async with open_daemon(["--config", str(config)]) as daemon:
+            await daemon.ready()
+            async with live_streams(daemon, 1), trio.open_nursery() as nursery:
+                nursery.start_soon(wait, daemon)
+                await queued(config)
+                daemon.signal(signal.SIGTERM)
+            assert await daemon.exit_code() == 0
+
+    (reply,) = replies
+    assert reply.status_code == 503
+    assert reply.headers["retry-after"] == "1"
+
+
+async def test_d5_a_state_folder_that_others_write_is_one_line(tmp_path: Path) -> None:
+    config = write_config(tmp_path, ["http://127.0.0.1:9"])
+    tmp_path.chmod(0o777)
+
+    done = await run_command("serve", "--config", str(config))
+
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(f"fencepost: {tmp_path} is not a folder that only this user")
+
+
 def test_the_tests_leave_no_daemon_behind() -> None:
     ours = []
     for entry in Path("/proc").iterdir():

@@ -1,10 +1,16 @@
+import io
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from router.cli import main
+from router.cli import main, print_tables
 from router.config import parse
+from router.config.addresses import UnixAddress
+from router.control import Control
 
 COMMANDS = ("serve", "check", "status", "drain", "undrain", "cancel", "demo")
 GOOD = '[[worker]]\nname = "w0"\nurl = "http://127.0.0.1:9000"\n'
@@ -157,3 +163,90 @@ def test_d1_commands_need_no_key_variable_of_the_daemon(tmp_path: Path) -> None:
 
     assert done.exit_code == 1
     assert f"unix:{tmp_path}/admin.sock" in done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "soon"])
+def test_d1_a_drain_ends_within_a_number_of_seconds(seconds: str) -> None:
+    done = run("drain", "w0", "--within", seconds, "--admin", "unix:/nowhere/a.sock")
+
+    assert done.exit_code == 2
+    assert "Invalid value for '--within'" in done.stderr
+
+
+def test_d2_what_a_fault_repeats_is_one_line_and_steers_no_terminal(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(
+        '[[worker]]\nname = "a"\nport = 1\ncommand = ["no\\n\\u001b[2Jsuch"]'
+    )
+
+    done = run("check", str(path))
+
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert "no program no??[2Jsuch in PATH" in line
+
+
+@pytest.mark.parametrize("command", [("check", "{file}"), ("--help",)])
+def test_d5_output_that_can_t_be_written_is_one_line(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD)
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "router", *(c.format(file=path) for c in command)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == (b"fencepost: the output is lost: no space left on device\n")
+
+
+STATUS: dict[str, Any] = {
+    "ready": True,
+    "stopping": False,
+    "queues": {"modèle": 1},
+    "requests": [],
+    "workers": [],
+}
+
+
+class Asked(Control):
+    """A router that is asked for its status, and is not there."""
+
+    def status(self) -> dict[str, Any]:
+        return STATUS
+
+
+def test_d5_a_status_is_drawn_in_the_letters_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    octets = io.BytesIO()
+    stream = io.TextIOWrapper(octets, encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    with Asked(UnixAddress("/nowhere")) as control:
+        print_tables(control, watch=False)
+
+    lines = octets.getvalue().decode().splitlines()
+    assert lines[0].startswith("ready ? 0 of 0 workers serve")
+    assert lines[-1].split() == ["mod?le", "1"]
+
+
+def test_d5_a_configuration_is_shown_in_the_letters_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD + 'models = ["模型"]', encoding="utf-8")
+    octets = io.BytesIO()
+    stream = io.TextIOWrapper(octets, encoding="latin-1", write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    main(["check", str(path)], standalone_mode=False)
+
+    assert b'models = ["\\u6a21\\u578b"]' in octets.getvalue()

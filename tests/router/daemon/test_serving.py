@@ -1,14 +1,15 @@
 import io
 import json
 import resource
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import router.daemon.serving
-from router.config import of_urls
+from router.config import of_urls, parse
 from router.daemon import Crashed, StartFailed, run_daemon
-from router.daemon.serving import raise_descriptor_limit
+from router.daemon.serving import open_admin, raise_descriptor_limit
 from router.errors import LocalError
 from router.logs import LogForm
 
@@ -84,3 +85,21 @@ def test_h6_a_system_that_refuses_more_descriptors_is_lived_with(
     monkeypatch.setattr(resource, "setrlimit", refuse)
 
     assert raise_descriptor_limit() == 256
+
+
+async def test_d4_no_admin_socket_is_put_where_others_write(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    settings = parse(
+        '[server]\nstate_dir = "state"\n[[worker]]\nname = "a"\nurl = "http://h"',
+        environ={},
+        directory=tmp_path,
+    )
+
+    with (
+        ExitStack() as sockets,
+        pytest.raises(StartFailed, match="is not a folder that only this user writes"),
+    ):
+        await open_admin(settings, {}, sockets)
+
+    assert list((tmp_path / "state").iterdir()) == []
