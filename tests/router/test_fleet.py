@@ -315,6 +315,48 @@ def test_a8_a_first_move_behind_an_answer_of_loading_is_not_charged() -> None:
     assert (third.attempt, worker) == (3, C)
 
 
+def test_w4_answers_of_loading_are_waited_out_no_longer_than_one_load() -> None:
+    play = Play(A)
+    assignment, _ = play.placed()
+    for _ in range(3):
+        play.fail(assignment, LOADING)
+        play.now += 2.0
+        assignment, _ = grant(play.up(A))
+
+    # Six seconds after the first such answer.
+    assert refusal(play.fail(assignment, LOADING)).kind is LOADING.kind
+
+
+def test_s4_nobody_overtakes_the_line_of_a_worker_whose_rest_has_just_ended() -> None:
+    play = Play(A)
+    first, _ = play.placed()
+    waiter, _ = play.ask()
+    play.fail(first, asks(2.0))
+    play.now += 3.0
+
+    newcomer, commands = play.ask()
+
+    granted, _ = grant(commands)
+    assert granted.request == waiter
+    assert newcomer in play.fleet.room
+
+
+def test_s4_a_job_that_had_a_slot_meanwhile_waits_for_a_load_anew() -> None:
+    play = Play(A)
+    play.fleet.add_worker(B, play.now, models=("m",), slots=1)
+    play.fleet.learned(A, Event.LOADS, play.now)
+    waiter, _ = play.ask()
+    assert play.fleet.waits_until(waiter) == play.now + 5.0
+    play.now += 4.0
+    granted, worker = grant(play.up(A))
+    assert (granted.request, worker) == (waiter, A)
+    play.now += 6.0
+
+    play.fail(granted, LOST)
+
+    assert play.fleet.waits_until(waiter) == play.now + 5.0
+
+
 def test_s4_once_a_rest_is_over_a_job_waits_for_a_slot_alone() -> None:
     play = Play(A, B)
     play.fleet.learned(B, Event.LOADS, play.now)

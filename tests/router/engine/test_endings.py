@@ -12,7 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from router.engine import Router, open_router
 from router.errors import Fault, FaultKind
 from router.ids import AssignmentId
-from router.messages import Finished, Job, SlotView
+from router.lifecycle import State
+from router.messages import Delta, Finished, GenerationParams, Job, Kind, SlotView
 from router.ports import Delivery, SourcePhase, Taken
 from router.settings import ModelSettings, Settings, WaitSettings
 from tests.kit.receiver import Recorder
@@ -313,3 +314,126 @@ async def test_w6_connect_ms_is_the_operators(autojump_clock: MockClock) -> None
 
         assert receiver.text == "ok"
         assert trio.current_time() - start == pytest.approx(0.1)
+
+
+def silent(name: str, *steps: Step) -> ScriptedWorker:
+    """A worker that could answer and doesn't, as far as its probes tell."""
+    worker = ScriptedWorker(name, lambda *_: steps, settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 0)
+    return worker
+
+
+async def test_w3_each_attempt_has_its_own_silence(autojump_clock: MockClock) -> None:
+    receiver = Recorder()
+    lost = silent("a", Wait(7), Fail(LOST))
+    slow = silent("b", Wait(7), Head(), Say(("ok",)), Finish())
+    async with opened(lost, slow) as (router, _):
+        await serve(router, receiver)
+
+        # Together longer than idle_grace_ms, and neither is.
+        assert receiver.text == "ok"
+        assert router.tally.failovers == {LOST.kind.value: 1}
+
+
+async def test_l9_a_grant_that_is_lost_before_it_is_used_opens_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    a = ScriptedWorker("a", hangs(), slots=1)
+    b = ScriptedWorker("b", answers("ok", every=1.0), slots=1)
+    receivers = [Recorder() for _ in range(3)]
+    async with opened(a, b) as (router, _), trio.open_nursery() as nursery:
+        for receiver in receivers:
+            nursery.start_soon(serve, router, receiver)
+            await wait_all_tasks_blocked()
+        first = a.sources[0].assignment.request
+
+        # In one turn: its slot is another's, and the worker is cut.
+        router.cancel(first)
+        assert len(router.fleet.members[a.id].held) == 1
+        router.cut("a")
+        await wait_all_tasks_blocked()
+
+        assert len(a.sources) == 1
+    assert sorted(r.text for r in receivers) == ["", "ok", "ok"]
+
+
+async def test_s3_an_answer_that_the_router_ended_settles(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker(
+        "a", hangs(Head(), *[Say(("t",), Kind.REASONING)] * 9), settle_s=2.0
+    )
+    job = attrs.evolve(JOB, params=GenerationParams(thinking_max_tokens=3))
+    async with opened(worker) as (router, records):
+        await router.serve(job, Recorder(), request=router.new_request_id())
+        (member,) = router.fleet.members.values()
+
+        assert ends(records) == [("completed", "router")]
+        assert len(member.settling) == 1
+        await trio.sleep(3)
+        assert member.busy == 0
+
+
+async def test_l5_an_undrained_worker_is_to_leave_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    a = ScriptedWorker("a", answers("x", every=1.0))
+    async with opened(a) as (router, _), trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, Recorder())
+        await wait_all_tasks_blocked()
+        router.remove_worker("a")
+        router.undrain("a")
+        await trio.sleep(3)
+
+        # An ordinary drain of an idle worker: it stays.
+        assert router.drain("a")
+        await trio.sleep(1)
+        assert a.id in router.workers
+        assert router.fleet.members[a.id].life.state is State.DRAINING
+
+
+class LastWords(ScriptedSource):
+    """A first attempt that brings one more delta from inside its close."""
+
+    def close(self) -> None:
+        """Say it once."""
+        was_open = self.phase is not SourcePhase.CLOSED
+        super().close()
+        if was_open and self.assignment.attempt == 1:
+            late = Delta(self.assignment, self.index, Kind.TEXT, "late")
+            self.delivery.deltas(self.assignment, [late])
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["client", "operator"])
+async def test_f6_what_a_source_says_while_it_is_closed_reaches_nobody(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, *, leaves: bool
+) -> None:
+    monkeypatch.setattr("workers.scripted.ScriptedSource", LastWords)
+    worker = ScriptedWorker("a", hangs(Head(), Say(("x",))))
+    receiver = Recorder()
+    async with opened(worker) as (router, records), trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, receiver)
+        await wait_all_tasks_blocked()
+        (request,) = router.flights
+        if leaves:
+            receiver.on_gone()
+        else:
+            router.cancel(request)
+        await wait_all_tasks_blocked()
+
+        assert receiver.text == "x"
+        assert records[0]["verdicts"] == {"late": 1}
+
+
+async def test_f6_an_attempt_that_is_given_up_says_nothing_more(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.scripted.ScriptedSource", LastWords)
+    receiver = Recorder()
+    stalls = silent("a", Wait(99))
+    async with opened(stalls, ScriptedWorker("b", answers("ok"))) as (router, records):
+        await serve(router, receiver)
+
+        assert stalls.sources[0].closed_at is not None
+        assert receiver.text == "ok"
+        assert records[0]["outcome"] == "completed"
