@@ -26,12 +26,17 @@ from router.daemon.serving import (
 from router.daemon.stopping import SIGNALS, hurry_on_signal, stop_on_signal
 from router.edge.admin import admin_edge
 from router.engine import open_router
+from router.errors import Fault, FaultKind
 from router.logs import Log, LogForm
 from router.settings import AgentSettings, Settings
 from workers.access import agent_access, site_of
 from workers.agent import Agent
 
 LISTEN: Final = "agent.listen"
+#: What clients of its routers hear, whose answers outlast its drain.
+DRAIN_OVER: Final = Fault(
+    FaultKind.SHUTTING_DOWN, "the agent stopped before the answer was whole"
+)
 
 
 def run_agent(
@@ -110,6 +115,7 @@ async def _run(
                         agent.rested,
                         settings.server,
                         log,
+                        cut=DRAIN_OVER,
                     )
                     agent.dismiss()
                     await trio.lowlevel.checkpoint()

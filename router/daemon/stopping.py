@@ -66,6 +66,8 @@ async def stop_on_signal(
     edge_ended: trio.Event,
     settings: ServerSettings,
     log: Log,
+    *,
+    cut: Fault = DRAIN_OVER,
 ) -> None:
     """Wait for a signal, then bring the edge to its end; returns when done.
 
@@ -79,12 +81,20 @@ async def stop_on_signal(
         edge_ended: set by whoever runs ``edge.serve`` when it has returned.
         settings: ``lame_duck_ms`` and ``drain_ms``.
         log: told of each step.
+        cut: what ends requests that are not done at ``drain_ms``.
     """
     first = await anext(signals)
     log.info("stopping", signal=signal.Signals(first).name, live=router.active)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_at_once, signals, nursery.cancel_scope, router, log)
-        await _drain(router, edge, admin, edge_ended, settings, log)
+        scope = nursery.cancel_scope
+        nursery.start_soon(_stop_at_once, signals, scope, router, log, cut)
+        if not await _drained(router, edge, admin, edge_ended, settings):
+            log.warning(
+                "drain is over", cut=router.active, connections=edge.connections
+            )
+            router.cut_all(cut)
+            with trio.move_on_after(LAST_WORDS_S):
+                await edge_ended.wait()
         nursery.cancel_scope.cancel()
 
 
@@ -98,22 +108,26 @@ async def hurry_on_signal(
 
 
 async def _stop_at_once(
-    signals: AsyncIterator[int], scope: trio.CancelScope, router: Requests, log: Log
+    signals: AsyncIterator[int],
+    scope: trio.CancelScope,
+    router: Requests,
+    log: Log,
+    cut: Fault,
 ) -> None:
     await hurry_on_signal(signals, router, log)
     # Else what still runs would be told of as left by its clients (X3).
-    router.cut_all(DRAIN_OVER)
+    router.cut_all(cut)
     scope.cancel()
 
 
-async def _drain(
+async def _drained(
     router: Requests,
     edge: Front,
     admin: Front,
     edge_ended: trio.Event,
     settings: ServerSettings,
-    log: Log,
-) -> None:
+) -> bool:
+    """Let what runs finish until ``drain_ms``; gives whether it did."""
     edge.drain()
     admin.drain()
     await trio.sleep(settings.lame_duck_ms / 1000)
@@ -121,9 +135,4 @@ async def _drain(
     router.refuse_new(STOPPING)
     with trio.move_on_after(settings.drain_ms / 1000):
         await edge_ended.wait()
-    if edge_ended.is_set():
-        return
-    log.warning("drain is over", cut=router.active, connections=edge.connections)
-    router.cut_all(DRAIN_OVER)
-    with trio.move_on_after(LAST_WORDS_S):
-        await edge_ended.wait()
+    return edge_ended.is_set()

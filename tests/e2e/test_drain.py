@@ -8,7 +8,7 @@ import httpx
 import pytest
 import trio
 
-from tests.kit.daemon import Daemon, open_daemon, write_config
+from tests.kit.daemon import PATIENCE_S, Daemon, open_daemon, write_config
 from tests.kit.deep import size
 from tests.kit.engine import open_engine
 from tests.kit.exchange import Exchange
@@ -124,3 +124,31 @@ async def until_unready(daemon: Daemon) -> float:
             reply = await client.get(f"http://{daemon.admin}/readyz")
             if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return asked
+
+
+@pytest.mark.slow
+async def test_d3_what_outlives_the_drain_of_an_agent_is_told_who_stopped(
+    tmp_path: Path,
+) -> None:
+    hosts, routes = tmp_path / "agent", tmp_path / "router"
+    hosts.mkdir()
+    routes.mkdir()
+    reader = Reader("tell me")
+    async with open_engine(Load()) as engine:
+        own = "drain_ms = 100\n[agent]\nlisten = '127.0.0.1:0'"
+        host = write_config(hosts, [engine.url], server=own)
+        async with open_daemon(["--config", str(host)], command="agent") as agent:
+            (address,) = agent.events("listening")[0]["routers"]
+            far = f"[[worker]]\nname = 'far'\nagent = '{address}'"
+            config = write_config(routes, [], server=far)
+            async with open_daemon(["--config", str(config)]) as daemon:
+                await daemon.ready()
+                with trio.fail_after(PATIENCE_S):
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(reader.run, daemon)
+                        await reader.begun.wait()
+                        agent.signal(signal.SIGTERM)
+                assert await agent.exit_code() == 0
+
+    assert b"the agent stopped before the answer was whole" in reader.got
+    assert b"[DONE]" not in reader.got
