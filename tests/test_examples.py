@@ -119,3 +119,20 @@ async def first_answer(client: httpx.AsyncClient) -> httpx.Response:
         if reply.is_success:
             return reply
         await trio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "argv", [("embed.py",), ("own_listeners.py",), ("own_listeners.py", "http://h")]
+)
+async def test_e1_an_example_without_its_arguments_says_which(
+    argv: tuple[str, ...],
+) -> None:
+    with trio.fail_after(20):
+        done = await trio.run_process(
+            [sys.executable, EXAMPLES / argv[0], *argv[1:]],
+            capture_stderr=True,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(f"usage: {argv[0]} ")

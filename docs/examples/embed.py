@@ -40,4 +40,6 @@ async def main(urls: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("usage: embed.py URL [URL …]")
     trio.run(main, sys.argv[1:])

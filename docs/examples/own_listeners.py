@@ -33,4 +33,6 @@ async def main(port: int, urls: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[2:] or not sys.argv[1].isdecimal():
+        sys.exit("usage: own_listeners.py PORT URL [URL …]")
     trio.run(main, int(sys.argv[1]), sys.argv[2:])
