@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from router.daemon import hosting, serving
 from router.edge.metrics import Metrics
 from router.engine import records
 from tests.kit.stub_router import StubRouter
@@ -83,3 +84,19 @@ def test_the_commands_that_are_shown_are_there() -> None:
 
     assert shown == {"serve", "status", "drain", "undrain", "cancel"}
     assert shown <= set(main.commands)
+
+
+def test_what_is_told_when_it_listens_is_documented() -> None:
+    (row,) = re.findall(r"^\| `listening` \| (.+) \|$", DOC, re.MULTILINE)
+
+    told = {
+        keyword.arg
+        for module in (serving, hosting)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        and any(
+            isinstance(a, ast.Constant) and a.value == "listening" for a in node.args
+        )
+        for keyword in node.keywords
+    }
+    assert set(re.findall(r"`(\w+)`", row)) == told
