@@ -8,7 +8,7 @@ bug does, and ends the router on purpose (L1). Rules L1-L4, L9, S3, W2, W5.
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import Final, Protocol
 
@@ -18,7 +18,7 @@ from router.commands import Command
 from router.fleet import Fleet
 from router.ids import AssignmentId, WorkerId
 from router.lifecycle import COMING, SERVING, Event, State
-from router.messages import Probe, ProbeResult, SlotView
+from router.messages import Discovery, Probe, ProbeResult, SlotView
 from router.ports import Worker
 from router.settings import WaitSettings
 from router.tally import Tally
@@ -79,6 +79,13 @@ class Shell(Protocol):
     def silent(self, worker: WorkerId) -> Sequence[Silent]:
         """List the requests on *worker* that wait for a head."""
 
+    def at_work(self, worker: WorkerId) -> set[AssignmentId]:
+        """Name the attempts that *worker*'s engine must be working on.
+
+        None that is on its way there or at its end, and none whose client does
+        not read: its engine may have finished long ago.
+        """
+
     def changed(self) -> None:
         """Learn that a worker's state is another one now."""
 
@@ -109,8 +116,9 @@ class Keeper:
         self._rest_until = inf
         self._cut_at = inf
         self._missed = 0
-        #: The engine has shown its slots at least once.
+        #: The engine has shown its slots at least once: this one, of this build.
         self._told_slots = False
+        self._build: tuple[str, str | None] | None = None
         self.last_probe: Probe | None = None
 
     async def run(self) -> None:
@@ -197,6 +205,7 @@ class Keeper:
         self._undrained(probe, now)
         match probe.result:
             case ProbeResult.ANSWERED if probe.discovery is not None:
+                self._recognised(probe.discovery)
                 started = self._fleet.members[worker].started_at
                 commands = self._fleet.answered(worker, probe.discovery, now)
                 if started not in {None, self._fleet.members[worker].started_at}:
@@ -250,6 +259,13 @@ class Keeper:
                 life.reason,
                 life.detail,
             )
+
+    def _recognised(self, found: Discovery) -> None:
+        """Another engine behind the same address has yet to show its slots (S3)."""
+        build = (found.engine, found.version)
+        if build != self._build:
+            self._build = build
+            self._told_slots = False
 
     def _drained(self, probe: Probe, now: float) -> list[Command]:
         """The worker takes nothing new, by its own word (L5)."""
@@ -319,6 +335,7 @@ class Keeper:
                 continue
             slots: SlotView | None = None
             alive: bool | None = None
+            worked = self._shell.at_work(self.worker.id)
             if any(not s.partial_head for s in waiting):
                 with trio.move_on_after(self._poll_s):
                     if self.worker.settles_by_probe:
@@ -334,6 +351,7 @@ class Keeper:
             # while nothing was answered has seen that silence too.
             now = trio.current_time()
             still = {s.assignment: s for s in self._shell.silent(self.worker.id)}
+            ours = len(worked & self._shell.at_work(self.worker.id))
             for assignment, polls in grid.owed(
                 {a: s.silent_since for a, s in still.items()}, now
             ).items():
@@ -342,7 +360,7 @@ class Keeper:
                     one.partial_head,
                     slots,
                     alive,
-                    len(member.held),
+                    ours,
                     member.slots,
                     pinned=member.pins.get(assignment),
                     works=self.worker.works,
@@ -371,6 +389,7 @@ class Keeper:
                     continue
             gap = min(SETTLE_GAP_S[1], gap * 2)
             asked_at = trio.current_time()
+            worked = self._shell.at_work(self.worker.id)
             view: SlotView | None = None
             if self.worker.settles_by_probe:
                 with trio.move_on_after(max(self._poll_s, gap)):
@@ -378,7 +397,8 @@ class Keeper:
             if self._removed():
                 return
             self._told_slots = self._told_slots or view is not None
-            self._judge_settling(view, asked_at)
+            worked &= self._shell.at_work(self.worker.id)
+            self._judge_settling(view, asked_at, worked)
 
     def _settle_pause(self, gap: float) -> float:
         """Say how long to wait for the next look; *gap* is a probe's."""
@@ -388,7 +408,16 @@ class Keeper:
         oldest = min(member.settling.values(), default=0.0)
         return max(SETTLE_GAP_S[0], oldest + member.settle_s - trio.current_time())
 
-    def _judge_settling(self, view: SlotView | None, asked_at: float) -> None:
+    def _judge_settling(
+        self, view: SlotView | None, asked_at: float, worked: Collection[AssignmentId]
+    ) -> None:
+        """Free what *view* shows to be free, and what has waited for too long.
+
+        Args:
+            view: what the engine said; None: nothing.
+            asked_at: when it was asked: it knows of nothing that came later.
+            worked: our live attempts that it worked on from then until now.
+        """
         member = self._fleet.members[self.worker.id]
         now = trio.current_time()
         waiting = [a for a, since in member.settling.items() if since <= asked_at]
@@ -396,10 +425,11 @@ class Keeper:
             free = [a for a in waiting if member.pins.get(a) not in view.busy]
         elif view is not None:
             # Work beyond our live assignments may be what we let go, or may be
-            # a foreign client's: believe the worse (B04).
-            still = max(0, view.processing - len(member.held))
+            # a foreign client's: believe the worse (B04). A live one that may
+            # not have been at work accounts for none of it.
+            still = max(0, view.processing - len(worked))
             free = waiting[: max(0, len(waiting) - still)]
-        elif self._told_slots:
+        elif self._told_slots and self.worker.settles_by_probe:
             # A probe can tell, and did not this time: that frees nothing.
             free = []
         else:

@@ -58,7 +58,8 @@ def classify(
         probe: what the engine said of its slots; None: it did not answer.
         alive: for an engine without a slot probe, whether it answered at all;
             None: the slot probe decides.
-        ours: our assignments on that worker, this one among them.
+        ours: our assignments that the engine must be at work on. One too few costs
+            time, since the silent are waited for; one too many costs an answer.
         slots: its number of slots, where *probe* does not say it.
         pinned: the number of the engine slot that this request is pinned to.
         works: whether its processes have used CPU time of late; None: nobody

@@ -21,6 +21,7 @@ INNER: Final = {
     "workers_status",
     "add",
     "apply",
+    "at_work",
     "changed",
     "depart",
     "heard_at",

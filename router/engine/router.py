@@ -8,7 +8,14 @@ import logging
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from functools import cached_property
 from math import inf
@@ -43,11 +50,18 @@ from router.engine.results import JobResult, JobStatus
 from router.engine.sieving import Sieving
 from router.errors import Fault, FaultKind, LocalError, RequestFailed
 from router.fleet import Fleet
-from router.ids import RequestId, WorkerId
+from router.ids import AssignmentId, RequestId, WorkerId
 from router.lifecycle import Event, State
 from router.messages import Job
 from router.openai.fields import OWNED
-from router.ports import KnowsParams, Process, Receiver, SourcePhase, Worker
+from router.ports import (
+    KnowsParams,
+    Process,
+    Receiver,
+    Source,
+    SourcePhase,
+    Worker,
+)
 from router.settings import Settings, WorkerSettings
 from router.supervise import Keeper
 from router.tally import Tally
@@ -67,6 +81,9 @@ COUNTERS_MAX: Final = 2
 #: Trio's Cancelled is none of it.
 CALLERS: Final = (Exception, KeyboardInterrupt, SystemExit)
 _BUG: Final = Fault(FaultKind.INTERNAL, "The router failed on this request.")
+#: Phases of a source in which its engine owes us work: it has all of the request,
+#: and we have not the end of the answer.
+_AT_WORK: Final = frozenset({SourcePhase.AWAITING_HEAD, SourcePhase.STREAMING})
 #: Models with a counter of their own; those beyond share "other" (X1).
 MODEL_LABELS_MAX: Final = 100
 
@@ -636,26 +653,38 @@ class Router:
         """See ``supervise.Shell``."""
         return [
             flight
-            for member in (self.fleet.members.get(worker),)
-            if member is not None
-            for assignment in member.held
-            if (flight := self.flights.get(assignment.request)) is not None
-            and flight.source is not None
-            and flight.source.phase is SourcePhase.AWAITING_HEAD
+            for _, flight, source in self._sources(worker)
+            if source.phase is SourcePhase.AWAITING_HEAD
         ]
+
+    def at_work(self, worker: WorkerId) -> set[AssignmentId]:
+        """See ``supervise.Shell``."""
+        return {
+            assignment
+            for assignment, _, source in self._sources(worker)
+            if source.phase in _AT_WORK and not source.paused
+        }
 
     def heard_at(self, worker: WorkerId) -> float:
         """See ``supervise.Shell``."""
         return max(
             (
-                flight.source.last_byte_at
-                for assignment in self.fleet.members[worker].held
-                if (flight := self.flights.get(assignment.request)) is not None
-                and flight.source is not None
-                and flight.source.phase is SourcePhase.STREAMING
+                source.last_byte_at
+                for _, _, source in self._sources(worker)
+                if source.phase is SourcePhase.STREAMING
             ),
             default=-inf,
         )
+
+    def _sources(
+        self, worker: WorkerId
+    ) -> Iterator[tuple[AssignmentId, Flight, Source]]:
+        """Go through what has begun on *worker* and has not ended."""
+        member = self.fleet.members.get(worker)
+        for assignment in () if member is None else member.held:
+            flight = self.flights.get(assignment.request)
+            if flight is not None and flight.source is not None:
+                yield assignment, flight, flight.source
 
     def apply(self, commands: Sequence[Command]) -> None:
         """Carry out what the fleet asks for, in order."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -14,6 +15,7 @@ from router.engine import Router, open_router
 from router.errors import Fault, FaultKind
 from router.lifecycle import State
 from router.messages import Discovery, Job, Probe, ProbeResult, SlotView
+from router.ports import SourcePhase, Taken
 from router.settings import Settings, WaitSettings
 from tests.kit.receiver import Recorder
 from workers.scripted import (
@@ -755,3 +757,229 @@ async def test_l5_a_worker_that_is_removed_as_soon_as_it_is_taken_in_leaves_noth
             assert list(router.workers) == ["a"]
             assert more.sources == []
         assert router.ready
+
+
+# ---- whom a view of the slots has to show (W2, S3) ----
+
+#: Nothing but silence before a head ends within a minute here.
+PATIENT = Settings(
+    waits=WaitSettings(
+        connect_ms=90_000,
+        offer_timeout_ms=90_000,
+        usage_wait_ms=90_000,
+        liveness_ms=90_000,
+    )
+)
+PREFILL = (Wait(30), Head(), Say(("ok",)), Finish())
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        SourcePhase.CONNECTING,
+        SourcePhase.SENDING,
+        SourcePhase.OFFERED,
+        SourcePhase.FINISHING,
+    ],
+)
+async def test_w2_a_request_that_is_on_its_way_or_over_makes_no_prefill_idle(
+    autojump_clock: MockClock, phase: SourcePhase
+) -> None:
+    worker = ScriptedWorker("a", hangs(), settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 1)
+    prefill = Recorder()
+    async with (
+        opened(worker, settings=PATIENT) as router,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(serve, router, Recorder())
+        await wait_all_tasks_blocked()
+        worker.sources[0].phase = phase
+        worker.script = lambda *_: PREFILL
+        await serve(router, prefill)
+
+        assert prefill.text == "ok"
+        assert set(router.tally.waits) == {"busy"}
+        assert len(router.fleet.members[worker.id].held) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_w2_a_request_whose_client_does_not_read_makes_no_prefill_idle(
+    autojump_clock: MockClock,
+) -> None:
+    """What its engine had to say may all be in the buffers between."""
+    worker = ScriptedWorker("a", hangs(Head(), Say(("a",))), settles_by_probe=True)
+    worker.slots_shown = SlotView(4, 1)
+    reader, prefill = Recorder(), Recorder()
+    reader.reply = Taken.FULL
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, reader)
+        await wait_all_tasks_blocked()
+        assert worker.sources[0].paused
+        worker.script = lambda *_: PREFILL
+        await serve(router, prefill)
+
+        assert prefill.text == "ok"
+        assert set(router.tally.waits) == {"busy"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_w2_who_comes_or_goes_while_the_slots_are_asked_for_makes_nobody_idle(
+    autojump_clock: MockClock,
+) -> None:
+    class Slow(ScriptedWorker):
+        async def slot_view(self) -> SlotView | None:
+            await trio.sleep(0.3)
+            return SlotView(8, 1)
+
+    worker = Slow("a", lambda *_: PREFILL, slots=8, settles_by_probe=True)
+    prefill = Recorder()
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(serve, router, prefill)
+        await wait_all_tasks_blocked()
+        # Each lives for less than a look lasts, and some come or go in each.
+        worker.script = lambda *_: (Wait(0.2), Head(), Say(("x",)), Finish())
+        for _ in range(300):
+            nursery.start_soon(serve, router, Recorder())
+            await trio.sleep(0.1)
+        await trio.sleep(1)
+
+        assert prefill.text == "ok"
+        assert set(router.tally.waits) == {"busy"}
+
+
+class Looked(ScriptedWorker):
+    """A look at its slots takes 0.3 s."""
+
+    looks = 0
+
+    async def slot_view(self) -> SlotView | None:
+        self.looks += 1
+        await trio.sleep(0.3)
+        return self.slots_shown
+
+
+def slow_to_settle(slots: int) -> Looked:
+    steps = hangs(Head(), Say(("a",)))
+    worker = Looked("a", steps, slots=slots, settle_s=5.0, settles_by_probe=True)
+    worker.slots_shown = SlotView(slots, 1)
+    return worker
+
+
+async def look_begins(worker: Looked) -> None:
+    """Return a tenth of a second into the next look."""
+    seen = worker.looks
+    while worker.looks == seen:  # noqa: ASYNC110  on the test's own clock
+        await trio.sleep(0.01)
+    await trio.sleep(0.1)
+
+
+async def test_s3_a_newcomer_that_a_look_could_not_see_frees_no_slot(
+    autojump_clock: MockClock,
+) -> None:
+    worker = slow_to_settle(slots=2)
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        member = router.fleet.members[worker.id]
+        await leave_early(router)
+        await look_begins(worker)
+        nursery.start_soon(serve, router, Recorder())
+        await trio.sleep(0.25)
+        # What was at work is what has left: the engine has no third slot.
+        assert (len(member.held), len(member.settling)) == (1, 1)
+
+        # Now the one at work is the newcomer.
+        await look_begins(worker)
+        await trio.sleep(0.25)
+        assert (len(member.held), len(member.settling)) == (1, 0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_s3_who_left_after_a_look_had_begun_is_not_judged_by_it(
+    autojump_clock: MockClock,
+) -> None:
+    worker = slow_to_settle(slots=2)
+    async with opened(worker) as router:
+        member = router.fleet.members[worker.id]
+        await leave_early(router)
+        await look_begins(worker)
+        with trio.move_on_after(0.1):
+            await serve(router, Recorder())
+        first, second = member.settling
+        await trio.sleep(0.25)
+
+        assert list(member.settling) == [first, second]
+
+
+async def test_s3_who_goes_while_the_slots_are_looked_at_frees_no_slot(
+    autojump_clock: MockClock,
+) -> None:
+    worker = slow_to_settle(slots=2)
+    worker.slots_shown = SlotView(2, 2)
+    stays = trio.CancelScope()
+
+    async def stay(router: Router) -> None:
+        with stays:
+            await serve(router, Recorder())
+
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        member = router.fleet.members[worker.id]
+        nursery.start_soon(stay, router)
+        await leave_early(router)
+        await look_begins(worker)
+        (first,) = member.settling
+        stays.cancel()
+        # Its own slot was free at once; the other works for who left first.
+        worker.slots_shown = SlotView(2, 1)
+        await trio.sleep(0.25)
+
+        assert first in member.settling
+
+
+async def test_s3_a_request_whose_client_does_not_read_frees_no_slot(
+    autojump_clock: MockClock,
+) -> None:
+    worker = slow_to_settle(slots=2)
+    reader = Recorder()
+    reader.reply = Taken.FULL
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        member = router.fleet.members[worker.id]
+        nursery.start_soon(serve, router, reader)
+        await wait_all_tasks_blocked()
+        await leave_early(router)
+        await trio.sleep(2)
+        assert (len(member.held), len(member.settling)) == (1, 1)
+
+        worker.slots_shown = SlotView(2, 0)
+        await trio.sleep(3)
+        assert (len(member.held), len(member.settling)) == (1, 0)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "build", ["another engine", "another version", "without a view of its slots"]
+)
+async def test_s3_another_engine_behind_an_address_has_yet_to_show_its_slots(
+    autojump_clock: MockClock, build: str
+) -> None:
+    worker = ScriptedWorker(
+        "a", hangs(Head(), Comment()), slots=1, settle_s=1.0, settles_by_probe=True
+    )
+    worker.slots_shown = SlotView(1, 0)
+    async with opened(worker) as router:
+        member = router.fleet.members[worker.id]
+        await leave_early(router)
+        await trio.sleep(1)
+        assert member.busy == 0
+
+        worker.slots_shown = None
+        if build == "another engine":
+            worker.discovery = attrs.evolve(worker.discovery, engine="another")
+        elif build == "another version":
+            worker.discovery = attrs.evolve(worker.discovery, version="b1")
+        else:
+            worker.settles_by_probe = False
+        await trio.sleep(3)
+        await leave_early(router)
+        await trio.sleep(3.2)
+
+        assert member.busy == 0
