@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import trio
 
 from router.commands import Command
+from router.crew.crew import SAME_START_S
 from router.fleet import Fleet
 from router.ids import AssignmentId, WorkerId
 from router.lifecycle import COMING, SERVING, Event, State
@@ -208,7 +209,7 @@ class Keeper:
                 self._recognised(probe.discovery)
                 started = self._fleet.members[worker].started_at
                 commands = self._fleet.answered(worker, probe.discovery, now)
-                if started not in {None, self._fleet.members[worker].started_at}:
+                if _another_start(started, probe.discovery.started_at):
                     self._shell.tally.restarts[worker] += 1
             case ProbeResult.LOADING:
                 commands = learned(worker, Event.LOADS, now, detail=probe.detail)
@@ -289,19 +290,27 @@ class Keeper:
     def _believes_a_miss(self, asked_at: float) -> bool:
         """Weigh soft evidence: silence of the health path alone (L3, B115)."""
         member = self._fleet.members[self.worker.id]
-        if not member.serving:
+        loading = member.life.state is State.LOADING
+        if not member.serving and not loading:
             return True
         if self._flows(asked_at):
             self._missed = 0
             return False
         self._missed += 1
-        others = any(
-            other.serving
+        # A worker that loads serves nobody yet, but is waited for (L2).
+        return self._missed >= SOFT_MISSES and (loading or self._replaceable())
+
+    def _replaceable(self) -> bool:
+        """Say whether each model of the worker has another that serves it."""
+        member = self._fleet.members[self.worker.id]
+        return all(
+            any(
+                other.serves(model)
+                for other in self._fleet.models.get(model, ())
+                if other is not member
+            )
             for model in member.models
-            for other in self._fleet.models.get(model, ())
-            if other is not member
         )
-        return self._missed >= SOFT_MISSES and others
 
     def _flows(self, asked_at: float) -> bool:
         """Say whether live answers have brought bytes since the last round.
@@ -465,3 +474,8 @@ class Keeper:
             if now >= self._cut_at:
                 self._cut_at = inf
                 self._shell.cut(self.worker.id)
+
+
+def _another_start(known: float | None, found: float | None) -> bool:
+    """Say whether these are the starts of two processes, as the fleet does (L9)."""
+    return known is not None and found is not None and abs(found - known) > SAME_START_S

@@ -14,7 +14,7 @@ from router.crew.member import Turned
 from router.engine import Router, open_router
 from router.errors import Fault, FaultKind
 from router.lifecycle import State
-from router.messages import Discovery, Job, Probe, ProbeResult, SlotView
+from router.messages import Discovery, Job, Probe, ProbeResult, Share, SlotView
 from router.ports import SourcePhase, Taken
 from router.settings import Settings, WaitSettings
 from tests.kit.receiver import Recorder
@@ -983,3 +983,98 @@ async def test_s3_another_engine_behind_an_address_has_yet_to_show_its_slots(
         await trio.sleep(3.2)
 
         assert member.busy == 0
+
+
+# ---- what a probe without an answer does (L3) ----
+
+
+@asynccontextmanager
+async def one_waits(worker: ScriptedWorker) -> AsyncIterator[tuple[Router, Recorder]]:
+    """A router whose only worker loads, and a request that waits for it."""
+    receiver = Recorder()
+    async with opened(worker) as router, trio.open_nursery() as nursery:
+        worker.result = ProbeResult.LOADING
+        await trio.sleep(3)
+        assert state(router, worker) is State.LOADING
+        nursery.start_soon(serve, router, receiver)
+        await wait_all_tasks_blocked()
+        yield router, receiver
+        nursery.cancel_scope.cancel()
+
+
+async def probed(worker: ScriptedWorker, times: int) -> None:
+    """Wait until it was probed so often from here on."""
+    due = worker.probes + times
+    while worker.probes < due:  # noqa: ASYNC110  on the test's own clock
+        await trio.sleep(0.01)
+
+
+async def test_l3_two_missed_probes_refuse_nobody_who_waits_for_a_worker_that_loads(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with one_waits(worker) as (router, receiver):
+        for _ in range(3):
+            worker.result = ProbeResult.SILENT
+            await probed(worker, 2)
+            worker.result = ProbeResult.LOADING
+            await probed(worker, 1)
+            assert state(router, worker) is State.LOADING
+        worker.result = ProbeResult.ANSWERED
+        await trio.sleep(1)
+
+        assert receiver.text == "ok"
+
+
+@pytest.mark.parametrize(
+    ("result", "times"), [(ProbeResult.SILENT, 3), (ProbeResult.REFUSED, 1)]
+)
+async def test_l3_a_worker_that_loads_is_lost_by_three_misses_or_one_refusal(
+    autojump_clock: MockClock, result: ProbeResult, times: int
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with one_waits(worker) as (router, receiver):
+        worker.result = result
+        await probed(worker, times)
+
+        assert state(router, worker) is State.LOST
+        await wait_all_tasks_blocked()
+        assert receiver.fault is not None
+        assert receiver.fault.kind is FaultKind.NO_WORKER
+
+
+async def test_l3_the_last_worker_of_one_of_its_models_is_not_put_out(
+    autojump_clock: MockClock,
+) -> None:
+    a = ScriptedWorker("a", answers("ok"), models=("m", "n"))
+    async with opened(a, ScriptedWorker("b", answers("ok"))) as router:
+        a.result = ProbeResult.SILENT
+        await trio.sleep(60)
+        assert state(router, a) is State.READY
+
+        # An agent that has the model, on an engine that is down.
+        c = ScriptedWorker("c", answers("ok"), models=("n",))
+        down_there = {"n": Share(0, serves=False)}
+        c.discovery = attrs.evolve(c.discovery, shares=down_there)
+        await router.add_worker(c)
+        await trio.sleep(60)
+        assert state(router, a) is State.READY
+
+        c.discovery = attrs.evolve(c.discovery, shares={"n": Share(1)})
+        await trio.sleep(5)
+        assert state(router, a) is State.LOST
+
+
+async def test_l9_a_start_that_is_rounded_otherwise_is_counted_as_no_restart(
+    autojump_clock: MockClock,
+) -> None:
+    worker = ScriptedWorker("a", answers("ok"))
+    async with opened(worker) as router:
+        for started in (1_000.0, 1_000.5, 1_000.0, None, 1_001.0):
+            worker.discovery = attrs.evolve(worker.discovery, started_at=started)
+            await trio.sleep(2.1)
+        assert router.tally.restarts == {}
+
+        worker.discovery = attrs.evolve(worker.discovery, started_at=1_003.0)
+        await trio.sleep(2.1)
+        assert router.tally.restarts == {"a": 1}
