@@ -630,7 +630,7 @@ async def test_l5_an_agent_that_drains_is_offered_nothing_until_it_is_back() -> 
             await peer.send(frames.Finished(offer.stream, 0, "stop"))
         await peer.send(frames.Bye("stopping"))
         await until(lambda: member.life.state is State.STARTING)
-        await door.open(agent_passport(epoch=8))
+        await door.open(agent_passport(epoch=5_000))
 
         await until(lambda: member.serving)
         assert router.tally.restarts["w0"] == 1

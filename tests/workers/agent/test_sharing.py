@@ -20,6 +20,7 @@ from tests.kit.edge import until
 from tests.kit.engine import silent
 from tests.kit.exchange import Exchange
 from tests.kit.visits import slow
+from workers import access
 
 
 async def test_two_routers_share_two_agents_to_the_last_slot() -> None:
@@ -147,7 +148,9 @@ async def test_p5_a_killed_agent_fails_over_before_the_first_delta() -> None:
     assert texts == ["Hello world"] * 2
 
 
-async def test_f8_an_agent_that_restarts_is_another_life() -> None:
+async def test_f8_an_agent_that_restarts_is_another_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sock = listen()
     port = port_of(sock)
     faults: list[FaultKind] = []
@@ -162,6 +165,9 @@ async def test_f8_an_agent_that_restarts_is_another_life() -> None:
             nursery.start_soon(ask)
             await until(lambda: any(f.delta_count for f in router.flights.values()))
             first.kill()
+        # It had lived for longer than a moment.
+        epoch = access.new_epoch() + 5_000
+        monkeypatch.setattr(access, "new_epoch", lambda: epoch)
         again = socket.create_server(("127.0.0.1", port))
         again.setblocking(False)
         async with open_agent(None, sock=again):
