@@ -121,6 +121,8 @@ class Keeper:
         self._told_slots = False
         self._build: tuple[str, str | None] | None = None
         self.last_probe: Probe | None = None
+        #: The state that the log has last.
+        self._logged = State.STARTING
 
     async def run(self) -> None:
         """Keep the worker until ``dismiss``, or until cancelled."""
@@ -171,6 +173,7 @@ class Keeper:
         backoff = BACKOFF_S[0]
         while True:
             self._check = trio.Event()
+            self._log_change()
             asked_at = trio.current_time()
             probe = await self._probe()
             if self._removed():
@@ -196,6 +199,7 @@ class Keeper:
 
     def _learn(self, probe: Probe, asked_at: float) -> None:
         """Turn one probe into an event of the fleet."""
+        self._log_change()
         now = trio.current_time()
         before = self._state()
         worker, learned = self.worker.id, self._fleet.learned
@@ -249,17 +253,24 @@ class Keeper:
                 worker,
                 probe.detail or probe.result.value,
             )
-        if after is not before:
-            self._shell.changed()
-            life = self._fleet.members[worker].life
-            log.info(
-                "worker %s: %s -> %s (%s) %s",
-                worker,
-                before.value,
-                after.value,
-                life.reason,
-                life.detail,
-            )
+        self._log_change()
+
+    def _log_change(self) -> None:
+        """Log what the worker's state has become, by whichever way (L2)."""
+        state, before = self._state(), self._logged
+        if state is before or state is State.GONE:
+            return
+        self._logged = state
+        self._shell.changed()
+        life = self._fleet.members[self.worker.id].life
+        log.info(
+            "worker %s: %s -> %s (%s) %s",
+            self.worker.id,
+            before.value,
+            state.value,
+            life.reason,
+            life.detail,
+        )
 
     def _recognised(self, found: Discovery) -> None:
         """Another engine behind the same address has yet to show its slots (S3)."""

@@ -1078,3 +1078,31 @@ async def test_l9_a_start_that_is_rounded_otherwise_is_counted_as_no_restart(
         worker.discovery = attrs.evolve(worker.discovery, started_at=1_003.0)
         await trio.sleep(2.1)
         assert router.tally.restarts == {"a": 1}
+
+
+async def test_l2_every_change_of_a_worker_is_logged_whatever_made_it(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="fencepost.workers")
+    lost = Fault(FaultKind.STREAM_CLOSED_EARLY, "closed")
+    a = ScriptedWorker("a", lambda *_: (Head(), Fail(lost)))
+    b = ScriptedWorker("b", answers("ok"))
+    async with opened(a, b) as router:
+        for _ in range(20):
+            await serve(router, Recorder())
+        assert state(router, a) is State.SUSPECT
+        await trio.sleep(0.01)
+        router.drain("b")
+        await trio.sleep(0.01)
+        router.undrain("b")
+        await trio.sleep(0.01)
+
+    said = [" ".join(r.getMessage().split()[1:5]) for r in caplog.records]
+    assert said[:2] == ["a: starting -> ready", "b: starting -> ready"]
+    assert said[2] == "a: ready -> suspect"
+    rest = [line for line in said[3:] if line.startswith("b:")]
+    assert rest == [
+        "b: ready -> draining",
+        "b: draining -> starting",
+        "b: starting -> ready",
+    ]
