@@ -24,7 +24,8 @@ demo: $(STAMP) ## Two real llama.cpp workers behind the router, and a curl line
 	$(BIN)/fencepost demo
 
 test: $(STAMP) $(JS_STAMP) ## All functional tests, real engines and processes included
-	$(PYTEST) -q --durations=10
+	@$(MAKE) --no-print-directory fast
+	$(PYTEST) -q --durations=10 -m "slow or real or deep"
 
 check: $(STAMP) ## Format, lint, types, layers and the quick tests: under a minute
 	@$(MAKE) --no-print-directory -k -j2 -Otarget lint types fast
