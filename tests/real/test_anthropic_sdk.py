@@ -8,8 +8,7 @@ must be certain.
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,12 @@ from tests.kit.engine import (
     Script,
     answers,
     in_turn,
-    open_engine,
     refuses,
     silent,
 )
 from tests.kit.exchange import Exchange
-from tests.kit.processes import Daemon, Llama, await_idle, daemon, worker_table
+from tests.kit.processes import Daemon, Llama, await_idle
+from tests.kit.sdks import run_js, scripted
 
 pytestmark = pytest.mark.real
 
@@ -59,18 +58,6 @@ async def play(router: Daemon, scenario: Callable[[Any], None]) -> None:
             scenario(sdk)
 
     await trio.to_thread.run_sync(whole)
-
-
-@asynccontextmanager
-async def scripted(
-    folder: Path, script: Script, *settings: str, slots: int = 2
-) -> AsyncIterator[tuple[Daemon, FakeEngine]]:
-    """A daemon in front of one scripted engine that is ready."""
-    async with open_engine(script, slots=slots) as engine:
-        table = worker_table("fake", engine.url)
-        with daemon(folder, "\n".join([*settings, table])) as router:
-            await trio.to_thread.run_sync(router.await_ready)
-            yield router, engine
 
 
 async def test_m9_models_are_listed_and_found(router: Daemon) -> None:
@@ -577,20 +564,12 @@ async def test_m9_a_stream_closed_early_frees_its_slot(
 
 # ---- the JavaScript SDK ----
 
-HERE = Path(__file__).parent / "js"
-
 
 async def node(router: Daemon, scenario: str, **asked: Any) -> Any:
     """Play one scenario of ``js/messages.mjs``; give what the SDK gave."""
-    if not (HERE / "node_modules").is_dir():
-        raise FileNotFoundError("no JavaScript SDK: make test installs it")
-    with trio.fail_after(30):
-        ended = await trio.run_process(
-            ["node", "messages.mjs", router.url, scenario, json.dumps(asked)],
-            cwd=HERE,
-            capture_stdout=True,
-        )
-    return json.loads(ended.stdout)
+    return await run_js(
+        "messages.mjs", "@anthropic-ai/sdk", router.url, scenario, json.dumps(asked)
+    )
 
 
 async def test_m9_javascript_streams_and_whole_messages(router: Daemon) -> None:

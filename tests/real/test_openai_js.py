@@ -7,8 +7,6 @@ certain.
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,13 @@ import openai
 import pytest
 import trio
 
-from tests.kit.engine import FakeEngine, Script, open_engine, refuses, silent
+from tests.kit.engine import refuses, silent
 from tests.kit.exchange import Exchange
-from tests.kit.processes import Daemon, Llama, await_idle, daemon, worker_table
+from tests.kit.processes import Daemon, Llama, await_idle
+from tests.kit.sdks import run_js, scripted
 
 pytestmark = pytest.mark.real
 
-HERE = Path(__file__).parent / "js"
 MODEL = "smollm2"
 ASK: Any = [{"role": "user", "content": "Tell me about a river."}]
 WEATHER: Any = {
@@ -42,29 +40,10 @@ WEATHER: Any = {
 
 async def node(router: Daemon, *plays: tuple[str, dict[str, Any]]) -> list[Any]:
     """Play scenarios of ``js/chat.mjs`` in turn; give what the SDK gave of each."""
-    if not (HERE / "node_modules/openai").is_dir():
-        raise FileNotFoundError("no JavaScript SDK: make test installs it")
-    with trio.fail_after(30):
-        ended = await trio.run_process(
-            ["node", "chat.mjs", f"{router.url}/v1", json.dumps(plays)],
-            cwd=HERE,
-            capture_stdout=True,
-        )
-    said = json.loads(ended.stdout)
+    url = f"{router.url}/v1"
+    said = await run_js("chat.mjs", "openai", url, json.dumps(plays))
     assert isinstance(said, list)
     return said
-
-
-@asynccontextmanager
-async def scripted(
-    folder: Path, script: Script, *settings: str, slots: int = 2
-) -> AsyncIterator[tuple[Daemon, FakeEngine]]:
-    """A daemon in front of one scripted engine that is ready."""
-    async with open_engine(script, slots=slots) as engine:
-        table = worker_table("fake", engine.url)
-        with daemon(folder, "\n".join([*settings, table])) as router:
-            await trio.to_thread.run_sync(router.await_ready)
-            yield router, engine
 
 
 async def test_o7_javascript_models_streams_and_whole_replies(router: Daemon) -> None:

@@ -7,8 +7,7 @@ scripted engine where a failure or a tool call must be certain.
 
 import asyncio  # noqa: TID251 - the SDK's users are on asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,9 +17,10 @@ import pytest
 import trio
 from openai.types.chat import ChatCompletionChunk
 
-from tests.kit.engine import FakeEngine, Script, answers, open_engine, silent
+from tests.kit.engine import answers, silent
 from tests.kit.exchange import Exchange
-from tests.kit.processes import Daemon, Llama, await_idle, daemon, worker_table
+from tests.kit.processes import Daemon, Llama, await_idle
+from tests.kit.sdks import scripted
 
 pytestmark = [
     pytest.mark.real,
@@ -67,18 +67,6 @@ async def under_asyncio(router: Daemon, scenario: Scenario) -> None:
 def play(request: pytest.FixtureRequest) -> Runner:
     runner: Runner = request.param
     return runner
-
-
-@asynccontextmanager
-async def scripted(
-    folder: Path, script: Script, *settings: str, slots: int = 2
-) -> AsyncIterator[tuple[Daemon, FakeEngine]]:
-    """A daemon in front of one scripted engine that is ready."""
-    async with open_engine(script, slots=slots) as engine:
-        table = worker_table("fake", engine.url)
-        with daemon(folder, "\n".join([*settings, table])) as router:
-            await trio.to_thread.run_sync(router.await_ready)
-            yield router, engine
 
 
 async def test_o7_models_are_listed_and_found(router: Daemon, play: Runner) -> None:

@@ -336,7 +336,7 @@ class Visit:
     def _note(self, inbound: Inbound, refusal: Refusal) -> None:
         """Count a no; the router hears first what it may have instead."""
         house, now = self._house, trio.current_time()
-        house.router.tally.declines[refusal.reason.value] += 1
+        self.refused(refusal.reason)
         if refusal.reason is Decline.NO_SLOT:
             house.shares.missed(self.guest, inbound.offer.target, now)
         if refusal.reason in _MISLED:
